@@ -13,10 +13,10 @@ CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
 _GLUED = re.compile(rf"(?:{CELL}){{2,}}")
 #: The last cell of a row, joined to the CPU affinity after it.
 _GLUED_AFFINITY = re.compile(rf"({CELL})(N/A|\d[\d,-]*)")
-#: `_FIRST_ROW`: row of the first GPU, which begins with its own cell. `_HEAD`: part of a header.
+#: `_FIRST_ROW`: row of the first GPU, which begins with its own cell. `_HEAD_WORD`: word of a header.
 #: `_ROW`: beginning of a row. `_REST`: further part of a row that began on an earlier line.
 _FIRST_ROW = re.compile(r"GPU\d+\s+X(?:\s|$)")
-_HEAD = re.compile(r"(?:(?:[A-Z]*\d*|A?[a-z]+\d*(?:_\d+)*)(?:\s+|$))+")
+_HEAD_WORD = re.compile(r"[A-Z]+\d*|\d+|A?[a-z]+\d*(?:_\d+)*")
 _ROW = re.compile(rf"([A-Za-z]\w*\d)\s+(?:{CELL})(?:\s|$)")
 _REST = re.compile(r"[A-Z\d\s,/-]+")
 #: First column of a header after those of devices.
@@ -26,11 +26,13 @@ _AFFINITY = re.compile(r"(?:CPU|NUMA)\s*Aff")
 def unwrapped(lines: list[str]) -> list[str]:
     """Lines of a matrix whose long lines a terminal or a mail broke, each made whole, above empty lines."""
     words = [line.strip() for line in lines]
-    first = next((i for i, line in enumerate(words) if _FIRST_ROW.match(line)), 0)
+    first = next((i for i, line in enumerate(words) if _FIRST_ROW.match(line)), None)
+    if first is None:
+        return lines
     # The header begins with the first GPU; a title may stand above it.
-    begins = re.compile(rf"{words[first].split()[0] if words[first] else 'GPU'}(?!\d)")
+    begins = re.compile(rf"{words[first].split()[0]}(?!\d)")
     above = range(first - 1, -1, -1)
-    start = next((i for i in above if begins.match(words[i]) or not _HEAD.fullmatch(words[i])), first)
+    start = next((i for i in above if begins.match(words[i]) or not _is_head(words[i])), first)
     if first - start < 2 or not begins.match(words[start]):
         return lines
     end = next((i for i in range(first, len(lines)) if not words[i]), len(lines))
@@ -50,6 +52,11 @@ def unwrapped(lines: list[str]) -> list[str]:
     for number, parts in blocks:
         made[number : number + len(parts)] = [_joined_parts(parts, width), *[""] * (len(parts) - 1)]
     return made
+
+
+def _is_head(line: str) -> bool:
+    """True for a line of words of a header; one word after another, as a single pattern takes too long."""
+    return bool(line) and all(map(_HEAD_WORD.fullmatch, line.split()))
 
 
 def _joined_parts(parts: list[str], width: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 import taccl
 from taccl.errors import AssumptionWarning, FormatError, InputError, TopologyError
 from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
-from tests.effort import brief_synthesis
+from tests.effort import brief_synthesis, cpu_s
 from tests.foreign import OURS, foreign_files
 from tests.formats.nccl.servers import holders, load_quietly
 
@@ -584,3 +584,18 @@ def test_semicolons_of_spreadsheets_separate_cells(tmp_path):
     for mark in ",;":
         path.write_text(SQUARE.read_text().split("\n\n")[0].replace("\t", mark))
         assert load_quietly(path).links == load_quietly(SQUARE).links
+
+
+def test_a_long_line_above_a_matrix_takes_linear_time(tmp_path):
+    """A line of many words that are almost those of a header is looked at once."""
+    path = tmp_path / "square.txt"
+    path.write_text(f"{'GPU ' * 200}!\n{SQUARE.read_text()}")
+    assert cpu_s(lambda: load_quietly(path)) < 0.5
+
+
+def test_a_text_without_rows_of_a_matrix_is_refused(tmp_path):
+    """Marks at the start of a text are no pattern."""
+    path = tmp_path / "server.txt"
+    path.write_text("*** GPU Topology ***\nGPU0 GPU1 CPU Affinity\n")
+    with pytest.raises(FormatError, match="found no row of GPU0"):
+        taccl.topologies.load(path)
