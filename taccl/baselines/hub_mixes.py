@@ -241,7 +241,8 @@ def _rounded(problem: Problem, dims: Dimensions, plans: MeshPlans, weights: Floa
             numbers.append((plans.plans[j], int(counts[j]) * num_images // num_copies[j]))
         least = math.gcd(*(number for _, number in numbers))
         mix = HubMix(tuple((plan, number // least) for plan, number in numbers), dims, finish_us)
-        chunks = math.lcm(problem.collective.num_chunks, mix.num_parts)
+        # Number of parts of the mix: each share has `num_images` of them.
+        chunks = math.lcm(problem.collective.num_chunks, shares * num_images // least)
         transfers = 2 * (dims.num_ranks - 1) * chunks
         if transfers > _MOST_TRANSFERS or chunks > num_bytes:
             continue
