@@ -62,7 +62,7 @@ seeds = st.integers(0, 2**32 - 1)
 def every_claim(problem, **way):
     """All claims of every bound family, not only the best."""
     claims = []
-    found = bounds._claims
+    found = bounds.claims_of
 
     def recorded(*args, **options):
         for claim in found(*args, **options):
@@ -70,7 +70,7 @@ def every_claim(problem, **way):
             yield claim
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bounds, "_claims", recorded)
+        patch.setattr(bounds, "claims_of", recorded)
         for name in [name for name in way if name.isupper()]:
             patch.setattr(first_arrivals if hasattr(first_arrivals, name) else bounds, name, way.pop(name))
         best = lower_bound(problem, **way)
