@@ -96,14 +96,14 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
 def _unlogged(text: str) -> str:
     """The text whose lines a logger stored in JSON, if each line is such a record; else the given text.
 
-    A single record counts if it holds several lines.
+    A single record counts if its string holds several lines.
     """
-    lines, texts = text.splitlines(), list[str]()
-    for line in filter(str.strip, lines) if len(lines) > 1 or "\\n" in text else ():
+    lines, texts = list(filter(str.strip, text.splitlines())), list[str]()
+    for line in lines:
         found = _LOGGED_LINE.fullmatch(line)
         if found is None and _AROUND_LINES.fullmatch(line):
             continue
-        if found is None:
+        if found is None or len(lines) == 1 and "\\n" not in found[1]:
             return text
         try:
             texts.append(json.loads(found[1], strict=False).removesuffix("\n"))
