@@ -1,0 +1,187 @@
+"""Lists and tables on pages equal the tables of the library: names, figures, and the tree of modules."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import taccl
+from taccl.analysis.certificates.certificate import kinds_of_bounds
+from taccl.baselines.table import label_of
+from taccl.measure.causes import RULES
+from taccl.topology.machines import SHAPES
+from taccl.topology.networks import INSTANCES, NETWORKS
+from tests.arguments import arguments_for
+from tests.test_docs_examples import ROOT, blocks_of
+
+
+def test_table_of_sizes_is_current():
+    """The table in the concepts states chunks, size and bus bandwidth as the code computes them."""
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|[^|]*\|$",
+        (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert {row[0] for row in rows} == set(taccl.collectives.COLLECTIVES)
+    for n, k in ((2, 1), (4, 1), (8, 3)):
+        counts = arguments_for("allgatherv", n)["counts"]
+        values = {"n": n, "k": k, "m": 2, "s": sum(counts), "l": min(counts)}
+        for name, *cells in rows:
+            collective = taccl.collectives.make(name, n, chunks_per_rank=k, **arguments_for(name, n))
+            chunks, size, busbw = (_value(cell, values) for cell in cells)
+            assert (chunks, size) == (collective.num_chunks, collective.size_chunks), name
+            assert busbw == pytest.approx(collective.busbw_factor), name
+
+
+def test_list_of_collectives_is_current():
+    """The quickstart names every collective; among those with several roots it names one."""
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    listed = set(
+        re.findall(r"`(\w[\w-]*)`", re.search(r"Collectives are\n(.*?)your own", page, re.DOTALL).group(1))
+    )
+    named = {name for name in taccl.collectives.COLLECTIVES if not name.startswith("multi-root")}
+    assert listed == named | {"multi-root-broadcast"}
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        ("docs/glossary.md", r"\| machine \| [^|]*"),
+        ("docs/quickstart.md", r"Machines are [^;]*"),
+        ("docs/architecture.md", r"machines\.py +.*\n {20,}.*"),
+    ],
+)
+def test_lists_of_machines_are_current(page, line):
+    """Lists of machines on pages equal the registry's models."""
+    listed = re.search(line, (ROOT / page).read_text(encoding="utf-8")).group()
+    models = set(taccl.topologies.machine_names()) - set(INSTANCES)
+    assert set(re.findall(r"\b[a-z][a-z-]*\d[\w-]*", listed)) == models
+
+
+def test_causes_of_diagnose_are_current():
+    """The page of `diagnose` has a row with title, evidence and remedy for every cause, in their order."""
+    page = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    listed = page.split("\n## Causes, evidence, remedies\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", listed, re.MULTILINE)
+    rows = [row for row in rows if row != ("cause", "what to try")]
+    assert rows == list(dict.fromkeys((rule.title, rule.remedy) for rule in RULES))
+
+
+def test_instance_types_are_current():
+    """The page of real machines has a row for every instance type and for every class of networks."""
+    page = (ROOT / "docs" / "real-machines.md").read_text(encoding="utf-8")
+    assert not [
+        name for name in INSTANCES if not re.search(rf"^\|[^|]*`{re.escape(name)}`", page, re.MULTILINE)
+    ]
+    for each in NETWORKS.values():
+        start = f"{each.start_us}" + ("" if each.amd_start_us is None else f" ({each.amd_start_us})")
+        figures = (each.hop_us, start, each.post_us, each.efficiency, each.stated_us)
+        row = [f"`{each.name}`", *map(str, figures), "yes" if each.ll128 else "no", each.source]
+        assert f"| {' | '.join(row)} |" in page
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        ("docs/glossary.md", r"\| fabric \| [^|]*"),
+        ("docs/quickstart.md", r"fabrics are [^.]*"),
+        ("docs/architecture.md", r"fabrics\.py +.*"),
+    ],
+)
+def test_lists_of_fabrics_are_current(page, line):
+    """Lists of fabrics on pages contain every fabric of the registry."""
+    listed = re.search(line, (ROOT / page).read_text(encoding="utf-8")).group().replace(" ", "-")
+    assert not [name for name in taccl.topologies.fabric_names() if name not in listed]
+
+
+def test_machines_with_rails_are_current():
+    """The formats' page names the machines that take `rails`."""
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    listed = re.search(r"`rails` is for ([^;|]*), where", page).group(1)
+    models = [name for name in taccl.topologies.machine_names() if name not in INSTANCES]
+    takes = [name for name in models if SHAPES[name].has_rails]
+    assert re.findall(r"`([\w-]+)`", listed) == takes
+
+
+def _value(cell, values):
+    """Value of a table cell such as ``2(n - 1) / n`` or ``n k``."""
+    numerator, _, denominator = cell.strip().partition("/")
+
+    def product(text):
+        total = 1
+        for factor in re.findall(r"\([ns] - [1l]\)|\d+|[nkms]²?", text):
+            if factor.startswith("("):
+                total *= values["n"] - 1 if factor == "(n - 1)" else values["s"] - values["l"]
+            elif factor.isdigit():
+                total *= int(factor)
+            else:
+                total *= values[factor[0]] ** (2 if factor.endswith("²") else 1)
+        return total
+
+    return product(numerator) / (product(denominator) if denominator else 1)
+
+
+def test_kinds_of_bounds_are_current():
+    """The table of how good a schedule is has a row for every kind that a witness proves, and no other."""
+    rows = re.findall(
+        r"^\| `([a-z ]+)` \|.*\|.*\|.*\|",
+        (ROOT / "docs" / "how-good.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert set(rows) == set(kinds_of_bounds())
+
+
+def test_kinds_of_bounds_are_listed_twice_more():
+    """The concepts list these kinds and `none`; the overview of the formulation has a row for each kind."""
+    concepts, formulation = (
+        (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("concepts", "formulation")
+    )
+    listed = re.search(r"^\| `kind` \| the argument, (.*) \|$", concepts, re.MULTILINE).group(1)
+    assert set(re.findall(r"`([a-z ]+)`", listed)) == {*kinds_of_bounds(), "none"}
+    rows = formulation.partition("Lower bounds, by the `kind`")[2].partition("\n## ")[0]
+    assert not [kind for kind in kinds_of_bounds() if f"| [{kind}](" not in rows]
+
+
+def test_labels_of_baselines_are_current():
+    """The page of pictures lists the label of every baseline."""
+    page = (ROOT / "docs" / "plots.md").read_text(encoding="utf-8")
+    listed = re.search(r"algorithms that a library chooses from: ([^.]*)\.", page).group(1)
+    assert set(re.split(r",\s+", listed)) == {label_of(name) for name in taccl.baselines.BASELINES}
+
+
+def test_kinds_of_violation_are_current():
+    """The table in the concepts names every kind of violation, and no other."""
+    from taccl.analysis.verification.findings import KINDS
+
+    _, _, section = (
+        (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").partition("the verifier checks")
+    )
+    section = section.partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == KINDS
+
+
+def test_tree_is_current():
+    """The tree in the architecture names every module of the package, and no other."""
+    tree = next(
+        block.content
+        for block in blocks_of(ROOT / "docs" / "architecture.md")
+        if "errors.py" in block.content
+    )
+    named = set()
+    folders = {}
+    for line in tree.splitlines()[1:]:
+        words = line.split()
+        indent = len(line) - len(line.lstrip())
+        if indent == 0:
+            break
+        folder = folders.get(indent, "") if indent > 2 else ""
+        if words[0].endswith("/"):
+            folders[indent + 2] = folder + words[0]
+            continue
+        named |= {
+            folder + word for word in words if word.endswith(".py") and word != "make_sketch_reference.py"
+        }
+    package = ROOT / "taccl"
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
+    assert named == {path for path in found if path == "__init__.py" or not path.endswith("__init__.py")}
