@@ -215,7 +215,7 @@ class Result:
     versions : mapping of package to version
     stopped : str
         Why the search ended: ``"bound met"``, ``"nothing better found"``, ``"time limit"``,
-        ``"gap met"`` (`until_gap`), ``"stopping rule"`` (the caller's) or ``"interrupted"`` (Ctrl-C).
+        ``"gap met"`` (`until_gap`), ``"stopping rule"`` (the caller's), or ``"interrupted"`` (Ctrl-C).
     notes : tuple of str
         Notes for users: fallbacks, narrowed symmetry, padding.
     trace : Trace

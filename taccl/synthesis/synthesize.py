@@ -374,8 +374,11 @@ def _choice(best: Search, whole: Search) -> str:
     if best.choice:
         return best.choice
     if not any(each.choice and each.best is not None for each in whole.others):
-        if whole.deadline.cancellation.why == GAP_MET:
+        stopped = whole.deadline.cancellation.why
+        if stopped == GAP_MET:
             return "the first schedule; its gap meets the requested one"
+        if stopped:
+            return f"the first schedule, after which the search ended: {stopped}"
         if whole.is_proven:
             return "the first schedule; it meets the bound over all chunkings"
         return "the first schedule, as no other was found in time"

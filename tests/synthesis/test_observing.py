@@ -74,6 +74,8 @@ def test_a_rule_ends_the_search():
     asked = []
     result = brief_synthesis(problem, stop_when=lambda state: asked.append(state) or True)
     assert result.stopped == "stopping rule"
+    assert result.choice == "the first schedule, after which the search ended: stopping rule"
+    assert "; stopping rule before " in result.stages[0].message
     assert len(asked) >= 1 and asked[0].finish_us >= result.finish_us
     assert taccl.verify(result.schedule).ok
 

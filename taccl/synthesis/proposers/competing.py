@@ -189,7 +189,7 @@ def _offer_quickest(
                     refused += 1
     none = "none better" if search.has_found else "none"
     none = f"none of {refused} obeys the sketch" if refused and not search.has_found else none
-    message = f"{'last' if is_last else 'first'}: {best or none}{left_out(skipped)}"
+    message = f"{'last' if is_last else 'first'}: {best or none}{left_out(search, skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 
@@ -225,9 +225,14 @@ def _next_better(
     return None
 
 
-def left_out(names: Sequence[str]) -> str:
-    """Part of a stage's message that lists the baselines skipped for lack of time; empty for no names."""
-    return f"; no time for {', '.join(names)}" if names else ""
+def left_out(search: Search, names: Sequence[str]) -> str:
+    """Part of a stage's message that lists the baselines that were not built; empty for no names.
+
+    They were skipped for lack of time, or because the search ended for another reason.
+    """
+    stopped = search.deadline.cancellation.why
+    reason = f"{stopped} before" if stopped else "no time for"
+    return f"; {reason} {', '.join(names)}" if names else ""
 
 
 def _in_time(name: str, problem: Problem, limit: Deadline, last: Deadline) -> Schedule | None:
@@ -356,7 +361,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
                 best = name
         if not rows[name].names_contributions:  # schedules that name contributions take longer to build
             longest_s = max(longest_s, time.monotonic() - begun)
-    message = f"{best or 'none better'}{left_out(skipped)}"
+    message = f"{best or 'none better'}{left_out(search, skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 

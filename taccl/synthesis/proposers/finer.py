@@ -112,7 +112,7 @@ def offer_estimated(search: Search) -> Search | None:
             step()
     if (best := forms.best) is not None and best.best is not None:
         tried_finer(problem).add(BY_ESTIMATE)
-        message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(forms.skipped)))}"
+        message = f"first: {best.best.producer}{left_out(search, list(dict.fromkeys(forms.skipped)))}"
         search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
     return forms.best
 
@@ -318,7 +318,7 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             finer = _search_for(search, found)
             if finer is not None:
                 best, finish_us, producer = finer, found.finish_us, found.producer
-    message = f"in finer chunks: {producer or 'none better'}{left_out(late)}"
+    message = f"in finer chunks: {producer or 'none better'}{left_out(search, late)}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
     return best
 
