@@ -10,6 +10,7 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl._internal.file_kinds import kind_of_bytes, kinds_in, kinds_of_text
 from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning, TacclError
 from taccl.formats import registry as module
 from taccl.formats.detection import format_named, format_of_content, format_of_name
@@ -165,6 +166,22 @@ def test_every_format_is_written(tmp_path, written, quiet, name):
     paths = write(written, tmp_path / "file", format=name)
     assert paths
     assert all(path.stat().st_size for path in paths)
+
+
+@pytest.mark.parametrize(
+    "name", [*WRITTEN, *(each.name for each in FORMATS if each.dump and each.holds == "program")]
+)
+def test_every_written_file_is_recognised(tmp_path, written, quiet, name):
+    """Each written file has the marks of its format: fields, first lines, or first bytes."""
+    row = next(each for each in FORMATS if each.name == name)
+    for path in write(written, tmp_path / "file", format=name):
+        content = path.read_bytes()
+        if row.fields:
+            assert kinds_in(json.loads(content))[0] == row.kind_of_file
+        elif row.begins:
+            assert kinds_of_text(content.decode()) == [row.kind_of_file]
+        else:
+            assert kind_of_bytes(content) == row.kind_of_file
 
 
 @pytest.mark.parametrize("name", WRITTEN)
