@@ -173,8 +173,12 @@ def unquoted(text: str) -> str:
     Line breaks become those of Unix, and no-break spaces of web pages become spaces. Line numbers are kept,
     unless HTML has several lines on one.
     """
-    text = without_markup(text.replace("\r\n", "\n")).replace("\u00a0", " ")
-    return dedent(_QUOTES.sub("", text))
+    return without_quotes(without_markup(text.replace("\r\n", "\n")))
+
+
+def without_quotes(text: str) -> str:
+    """Text as of `unquoted`, but with its HTML, whose tags and references belong to XML."""
+    return dedent(_QUOTES.sub("", text.replace("\r\n", "\n").replace("\u00a0", " ")))
 
 
 def kinds_of_text(text: str) -> list[str]:

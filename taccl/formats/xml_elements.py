@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from xml.parsers import expat
 
-from taccl._internal.file_kinds import unquoted
+from taccl._internal.file_kinds import without_quotes
 from taccl._internal.web_text import without_markup
 from taccl.errors import FormatError
 
@@ -50,7 +50,7 @@ def parse_xml(text: str, *, where: str) -> XmlElement:
     if "&lt;" in text and (plain := without_markup(text)).lstrip().startswith("<"):
         text = plain
     if not text.startswith("<"):
-        text = text if text.lstrip().startswith("<") else unquoted(text)
+        text = text if text.lstrip().startswith("<") else without_quotes(text)
         # A declaration must be first in the text, so spaces and lines before it change places with it.
         text = _AFTER_SPACE.sub(r"\2\1", text)
     parser = expat.ParserCreate()

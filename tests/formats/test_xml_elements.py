@@ -30,6 +30,12 @@ def test_pasted_text(text):
     assert inner.line == text[: text.index("<b")].count("\n") + 1
 
 
+@pytest.mark.parametrize("form", ["{}", "> {}", "```\n{}```\n"], ids=["plain", "mail", "fence"])
+def test_references_in_pasted_text(form):
+    """Character references within attributes are those of XML, also in a mail or a fence."""
+    assert parse_xml(form.format('<a b="1 &lt; 2 &amp; 3"/>\n'), where="f.xml").attributes["b"] == "1 < 2 & 3"
+
+
 BOMB = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(9))
 
 
