@@ -21,10 +21,10 @@ def test_pictures_are_written(run, saved, tmp_path, what):
 
 
 def test_progress_needs_a_search(run, saved, tmp_path):
-    """A progress picture requires a synthesis; a schedule of a baseline has no trace."""
+    """A progress picture requires a synthesis; a schedule of a baseline has no record of one."""
     code, _, err = run("plot", saved, "--what", "progress", "-o", tmp_path / "p.svg")
     assert code == 2
-    assert "no progress trace" in err
+    assert "no record of a search" in err
     found = tmp_path / "found.json"
     assert run("synthesize", *SMALL, "--backend", "greedy", "--time-limit", "1", "-o", found)[0] == 0
     assert run("plot", found, "--what", "progress", "-o", tmp_path / "p.svg")[0] == 0
