@@ -39,7 +39,7 @@ _ROUNDS = 6
 #: Within a horizon that no schedule meets, links are overloaded: the logarithm of their load is positive.
 #: `_MARGIN`: logarithm of the load at which the search for the longest such horizon aims.
 #: `_SLOPE`: slope of this logarithm over that of the horizon, assumed until two horizons have been tried.
-_MARGIN, _SLOPE = 0.003, -1.5
+_MARGIN, _SLOPE = 0.003, -2.5
 #: Share of a horizon that prices still prove once they are rounded.
 _LESS = 0.9995
 #: Denominator of horizons in ticks.
