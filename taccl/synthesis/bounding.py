@@ -25,6 +25,10 @@ _MOST_EVERY_SHARE = 0.3
 #: Wall time that the bound over all chunkings may take on a busy machine, however little time is left, as a
 #: multiple of `BudgetParameters.least_every_s`.
 _LATE_TIMES = 1.0
+#: Seconds that a bound over all chunkings may take, as a multiple of its budget.
+_LIMIT_TIMES = 2.0
+#: Seconds up to which looking up a known bound makes no row of the stages.
+_BRIEF_S = 0.01
 #: Max (chunk, link) pairs of a problem whose bound needs no time limit, as it takes fractions of a second.
 _BRIEF_HOPS = 5_000
 
@@ -85,10 +89,15 @@ def look_for_bound(search: Search) -> None:
         search.prove(found, since)
 
 
-def look_for_bound_over_all_chunkings(search: Search, known: Certificate | None = None) -> Certificate | None:
-    """Lower bound over all chunkings, computed once in a share of the time; None if the share is too short.
+def look_for_bound_over_all_chunkings(
+    search: Search, known: Certificate | None = None, limit_s: float | None = None
+) -> Certificate | None:
+    """Lower bound over all chunkings; None if the time is too short.
+
+    It is computed again only if it was cut off and now has more time.
 
     - `known`: A lower bound for the problem's own chunks, if there is one.
+    - `limit_s`: Seconds that it may take. Default: a share of the time left.
     """
     budget, since, left_s = search.parameters.budget, time.monotonic(), search.deadline.left_s
     # On a busy machine, the bound's minimum time is longer. For large problems it is capped, so that the
@@ -97,9 +106,12 @@ def look_for_bound_over_all_chunkings(search: Search, known: Certificate | None 
     if not is_brief(search.problem):
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))
     every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
+    if limit_s is not None:
+        every_s = limit_s / _LIMIT_TIMES
     every = bound_over_all_chunkings(known or no_bound(search.problem), budget_s=every_s)
     every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
-    if (name, every_us) not in ((each.name, each.bound_us) for each in search.stages):
+    known_before = (name, every_us) in ((each.name, each.bound_us) for each in search.stages)
+    if not known_before or time.monotonic() - since > _BRIEF_S:
         search.record(name, "taccl", "done", since, bound_us=every_us)
     if every is not None and search.above is None:
         search.options.observer.bound(every)

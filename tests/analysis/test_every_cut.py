@@ -65,13 +65,11 @@ def test_both_bounds_are_reported_if_they_differ():
 @pytest.mark.slow
 def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
     """If time is short, the bound over all chunkings is computed before chunks are chosen."""
-    problem = taccl.make_problem(
-        RING, "broadcast", size_bytes=4_000_000
-    )  # the first schedule is not the best
+    problem = taccl.make_problem(RING, "broadcast", size_bytes=4_000_000)  # the first schedule is not best
     result = brief_synthesis(problem, parameters=HASTY)
     names = [stage.name for stage in result.stages]
     assert names.index("bound over all chunkings") < names.index("chunks")
-    assert names.count("bound over all chunkings") == 1
+    assert names.count("bound over all chunkings") <= 2  # again in the rest of the time, if it was cut off
 
 
 def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):

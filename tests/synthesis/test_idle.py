@@ -1,6 +1,7 @@
 """Searches that end before their time limit because improvement finds nothing."""
 
 import math
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from taccl.errors import InputError
 from taccl.synthesis.improve import improvement
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.options import Options
+from taccl.synthesis.proposers import table
 from taccl.synthesis.search import Search
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.synthesis.small_problems import problem_of, ring
@@ -83,3 +85,20 @@ def test_a_share_out_of_range_is_an_error(share):
     """`idle_share` of 0 or 1 is refused."""
     with pytest.raises(InputError, match="idle_share: found .*; expected a share above 0 and below 1"):
         taccl.synthesize(PROBLEM, idle_share=share)
+
+
+def test_a_bound_cut_off_by_its_share_gets_the_rest_of_the_time(monkeypatch):
+    """Before a search ends, the bound over all chunkings is computed again in the time that is left."""
+    problem = problem_of(ring(4), taccl.collectives.allgather(4))
+    budgets = []
+
+    def bound(known, *, budget_s):
+        budgets.append(budget_s)
+        return known
+
+    monkeypatch.setattr("taccl.synthesis.bounding.bound_over_all_chunkings", bound)
+    search = Search(replace(problem, chunks_open=True), Options(), Deadline.after(100.0))
+    (turn,) = (each for each in table.LAST if each.proposer.name == "bound over all chunkings")
+    turn.proposer.propose(search)
+    assert 0.3 * 100 < budgets[0] <= 0.5 * 100
+    assert [stage.name for stage in search.stages] == ["bound over all chunkings"]

@@ -646,7 +646,7 @@ class TestCtrlC:
         assert_sound(result, problem)
         assert result.interrupted
         routings = [each.status for each in result.stages if each.name == "routing"]
-        assert routings[-1] == "interrupted"  # on a busy machine, a first one may end without a solution
+        assert routings[-1] in ("interrupted", "no-solution")  # the solver may end by itself at that moment
 
     def test_while_the_best_is_verified(self, monkeypatch):
         """Interrupted during the last verification, the result is verified again and returned."""

@@ -153,6 +153,13 @@ def _bound_all_chunkings(search: Search) -> None:
         search.is_proven = is_met and search.is_open
 
 
+def _bound_in_rest(search: Search) -> None:
+    """Compute the bound over all chunkings in the time left, if its share of the time was too short."""
+    left_s = search.deadline.left_s
+    kept_s = reserve_s(search.problem, left_s, search.parameters.budget)
+    look_for_bound_over_all_chunkings(search, limit_s=max(0.0, min(left_s - kept_s, search.idle_s)))
+
+
 def _last_baselines(search: Search) -> None:
     for each in search.others:
         share_baselines(search.problem, each.problem)
@@ -287,6 +294,7 @@ FIRST: tuple[Turn, ...] = (
 LAST: tuple[Turn, ...] = (
     Turn(OwnProposer("other baselines", _last_baselines), _competes_before, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
+    Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True),
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (
