@@ -32,8 +32,8 @@ _BOUND, _FREE = 0.8, 0.6
 #: the series by this factor.
 #: `_END`: number of smallest sizes, and of largest sizes, that count as an end of the series.
 _SLOW, _END = 1.6, 4
-#: Min such factor at two or more successive sizes that is worth a clause. Of published logs of healthy
-#: machines, several have factors of 1.3 to 1.8 at middle sizes.
+#: Min such factor at two or more successive sizes that is worth a clause. Several published
+#: logs of healthy machines reach 1.3 to 1.8 at middle sizes.
 _NOTABLE = 1.3
 
 #: Min `irregularity` of a series that is worth a note.

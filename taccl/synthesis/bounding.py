@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
-from taccl.analysis.certificates.scopes import bound_over_all_chunkings, stronger
+from taccl.analysis.certificates.scopes import LIMIT_TIMES, bound_over_all_chunkings, stronger
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
@@ -25,8 +25,6 @@ _MOST_EVERY_SHARE = 0.3
 #: Wall time that the bound over all chunkings may take on a busy machine, however little time is left, as a
 #: multiple of `BudgetParameters.least_every_s`.
 _LATE_TIMES = 1.0
-#: Seconds that a bound over all chunkings may take, as a multiple of its budget.
-_LIMIT_TIMES = 2.0
 #: Seconds up to which looking up a known bound makes no row of the stages.
 _BRIEF_S = 0.01
 #: Max (chunk, link) pairs of a problem whose bound needs no time limit, as it takes fractions of a second.
@@ -107,11 +105,11 @@ def look_for_bound_over_all_chunkings(
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))
     every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
     if limit_s is not None:
-        every_s = limit_s / _LIMIT_TIMES
+        every_s = limit_s / LIMIT_TIMES
     every = bound_over_all_chunkings(known or no_bound(search.problem), budget_s=every_s)
     every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
-    known_before = (name, every_us) in ((each.name, each.bound_us) for each in search.stages)
-    if not known_before or time.monotonic() - since > _BRIEF_S:
+    is_recorded = (name, every_us) in ((each.name, each.bound_us) for each in search.stages)
+    if not is_recorded or time.monotonic() - since > _BRIEF_S:
         search.record(name, "taccl", "done", since, bound_us=every_us)
     if every is not None and search.above is None:
         search.options.observer.bound(every)

@@ -237,7 +237,7 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
 
 
 def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
-    """Global shape to which a view's tensor can be reshaped; its part at each rank then equals the view.
+    """Global shape whose part at each rank equals the view.
 
     None if there is no such shape. There may be two: if the view splits a sliced axis into an axis of length
     1 and one of the old length, the new tensor may be sliced along either. The axis of length 1 is right if

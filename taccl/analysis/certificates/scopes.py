@@ -24,8 +24,8 @@ from taccl.sketch.symmetry import share_permutations
 from taccl.topology.transform import rescaled
 
 #: `_BUDGET_S`: budget of a bound over all chunkings, in seconds.
-#: `_LIMIT_TIMES`: time limit of its search (`limit_s` of `lower_bound`), as a multiple of the budget.
-_BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
+#: `LIMIT_TIMES`: time limit of its search (`limit_s` of `lower_bound`), as a multiple of the budget.
+_BUDGET_S, LIMIT_TIMES = 1.0, 2.0
 #: `_END_TIMES`: hard time limit of the search, as a multiple of the budget.
 #: `_BRIEF_MOVES`: max chunk-link pairs of a problem for which there is no hard limit.
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
@@ -73,7 +73,7 @@ def bound_over_all_chunkings(bound: Certificate, *, budget_s: float | None = Non
                 unpadded = _unpadded(problem)
             every = lower_bound(
                 unpadded, divisible=True, in_network=bound.in_network, budget_s=budget_s,
-                limit_s=_LIMIT_TIMES * budget_s,
+                limit_s=LIMIT_TIMES * budget_s,
                 end_s=None if end_s == math.inf else max(0.0, since + end_s - time.monotonic()),
             )  # fmt: skip
         except OutOfTime:  # record the failure, so that it is not repeated with the same budget

@@ -1,4 +1,4 @@
-"""Location of data: for each chunk and rank, the contributions that the rank holds, and from when on.
+"""Location of data: which contributions of each chunk a rank holds, and from when on.
 
 A copied chunk is a sum with one contribution, which each of its origins holds. Chunks do not affect each
 other's buffers, so they are replayed one by one. Fast loops accept valid chunks; all others are replayed in
