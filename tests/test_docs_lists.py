@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pkgutil import resolve_name
 
 import pytest
 
 import taccl
 from taccl.analysis.certificates.certificate import kinds_of_bounds
 from taccl.baselines.table import label_of
+from taccl.formats.table import FORMATS
 from taccl.measure.causes import RULES
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
@@ -102,6 +104,39 @@ def test_machines_with_rails_are_current():
     models = [name for name in taccl.topologies.machine_names() if name not in INSTANCES]
     takes = [name for name in models if SHAPES[name].has_rails]
     assert re.findall(r"`([\w-]+)`", listed) == takes
+
+
+def test_table_of_formats_is_current():
+    """The page of formats names every format once, in a row that has its readers and its writers."""
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    table = page.split("| file | format | read by | written by |\n")[1].partition("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines()[1:]]
+    named = [(name, cells) for cells in rows for name in re.findall(r"`([^`]+)`", cells[1])]
+    assert sorted(name for name, _ in named) == sorted(each.name for each in FORMATS)
+    by_name = {each.name: each for each in FORMATS}
+    for name, (_, _, readers, writers) in named:
+        assert readers.strip() or not by_name[name].load, name
+        assert writers.strip() or not by_name[name].dump, name
+    functions = re.findall(r"`(taccl\.[\w.]+)`", table)
+    assert len(functions) > 10 and all(callable(resolve_name(each)) for each in functions)
+
+
+#: Functions that serve several formats, or a part of a file: a schedule as a dictionary, the nodes of a trace.
+PARTS = {
+    "native:dump_schedule", "native:load_schedule", "saved:load", "registry:load_topology",
+    "astra.chakra_nodes:load_trace_nodes",
+}  # fmt: skip
+
+
+def test_every_reader_and_writer_is_in_the_table_of_formats():
+    """Each public function ``load`` or ``dump`` of the package of formats serves a format."""
+    served = {name for each in FORMATS for name in (each.load, each.dump)}
+    package, found = ROOT / "taccl" / "formats", set()
+    for path in package.rglob("*.py"):
+        module = ".".join(path.relative_to(package).with_suffix("").parts)
+        functions = re.findall(r"^def ((?:load|dump)(?:_\w+)?)\(", path.read_text(), re.MULTILINE)
+        found |= {f"{module}:{name}" for name in functions}
+    assert {f"taccl.formats.{each}" for each in found - PARTS} <= served and found >= PARTS
 
 
 def _value(cell, values):
