@@ -114,9 +114,8 @@ def to_mix(problem: Problem) -> list[Problem]:
 
 
 def mixed_transfers(problem: Problem) -> int:
-    """Approximate number of transfers of a mixed plan in the finest chunks; 0 if there are no mixed plans."""
-    each = _TRANSFERS_EACH * problem.topology.num_ranks
-    return max((each * finer.collective.num_chunks for finer in to_mix(problem)), default=0)
+    """Approximate number of transfers of a mixed plan in the problem's own chunks."""
+    return _TRANSFERS_EACH * problem.topology.num_ranks * problem.collective.num_chunks
 
 
 @cached
@@ -153,16 +152,20 @@ def _soonest_equal(times: StepTimes) -> tuple[float, Mix]:
 
 
 def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
-    """Mixed plan from which local search starts: equal parts of one plan, in the finest chunks of `to_mix`.
+    """Mixed plan of equal parts of one plan, in the coarsest chunks of `to_mix` in which it is fast.
 
-    Returns (estimated finish in us, times, plan); None if there is no mixed plan.
+    Returns (estimated finish in us, times, plan); None if there is no mixed plan. Finer chunks are used while
+    they finish sufficiently earlier (`_PAYS`).
     """
-    problems = to_mix(problem)
-    if not problems:
-        return None
-    times = times_of(problems[0])
-    ticks, mix = _soonest_equal(times)
-    return (ticks / times.problem.costs.ticks_per_us, times, _plan_of(mix)) if mix else None
+    best: tuple[float, StepTimes, StepPlan] | None = None
+    for each in reversed(to_mix(problem)):
+        times = times_of(each)
+        ticks, mix = _soonest_equal(times)
+        us = ticks / each.costs.ticks_per_us
+        if not mix or (best is not None and us > _PAYS * best[0]):
+            break
+        best = us, times, _plan_of(mix)
+    return best
 
 
 def best_mixes(
@@ -187,10 +190,10 @@ def best_mixes(
     least = max(1, num_chunks // _MOST_PARTS)
     soon = [part for part in mixes.parts if mixes.finish([mixes.timed(part, least)]) < best_ticks]
     pool = mixes.not_worse(soon, least)
+    # If time is short, local search of the best mix gains more than the search for other starts.
+    found = [] if starts else [_improved(mixes, best, pool, Random(0), until)]
     random = Random(0)
-    starts = starts or _starts(mixes, (best_ticks, best), pool, until)
-    found: list[tuple[float, Mix]] = []
-    for mix in starts:
+    for mix in starts or _starts(mixes, (best_ticks, best), pool, until):
         if found and until.has_passed:
             break
         found.append(_improved(mixes, mix, pool, random, until))

@@ -16,7 +16,7 @@ from taccl.baselines import baseline
 from taccl.baselines.hub_mixes import soonest_plan
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.multiplying import Estimated, mixed_schedule
-from taccl.baselines.multiplying_mixes import mixed_transfers
+from taccl.baselines.multiplying_mixes import mixed_transfers, to_mix
 from taccl.baselines.spread import (
     MANY_CUT,
     cut_chunks,
@@ -55,21 +55,21 @@ _MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 #: best known finish.
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 
-#: CPU seconds for estimates of merged forms in finer chunks, even if time is up.
-_LEAST_FORMS_S = 0.3
+#: CPU seconds for estimates of merged forms, and to build the earliest one, even if time is up.
+_LEAST_FORMS_S = 0.6
 #: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU seconds to estimate all plans of recursive multiplying, fixed and per
 #: link. These values are used until the first estimate, whose measured time replaces them.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
 _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: A mixed plan divides chunks into parts, each with its own plan. The first one has equal parts with one
-#: plan; local search then changes the plans and sizes of parts (0.1 to 1 s).
+#: plan, in coarse chunks; local search in fine chunks then changes the plans and sizes of parts (0.1 to 1 s).
 #: `_MIXES_TIMES`: time to estimate the first mixed plan, as a multiple of the time to estimate all plans.
 #: `_SEARCH_S`: usual CPU seconds of the local search. With less time, forms with one message per chunk are
 #: scheduled before it.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
-_MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 1.5, 0.4, 1.5e-6, 0.6
+_MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 2.0, 0.4, 4e-6, 0.6
 
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
 #: `_HUBS_SHARE`: max share of the time left for the search of its plans, before one is chosen and built.
@@ -132,13 +132,14 @@ class _Forms:
     def __init__(self, search: Search, problem: Problem) -> None:
         """Forms for a problem whose number of chunks is open, without estimates yet."""
         share, late_s = search.parameters.portfolio.best_share, search.parameters.budget.late_s
-        self.search, self.deadline, self.problem = search, search.deadline, problem
-        self.until = search.deadline.sooner(for_baselines_s(search.deadline, share))
-        self.until = self.until.at_least(busy_factor() * _LEAST_FORMS_S)
+        self.search, self.problem = search, problem
+        least_s = busy_factor() * _LEAST_FORMS_S
+        self.deadline = search.deadline.at_least(least_s)
+        self.until = self.deadline.sooner(max(least_s, for_baselines_s(search.deadline, share)))
         self.late = search.deadline.later(late_s * busy_factor())
         self.arrivals = num_arrivals(problem)
         self.plans_s = _PLANS_S + _PLANS_S_PER_LINK * len(problem.topology.links)
-        self.build_s = busy_factor() * _MIXES_S_PER_TRANSFER * mixed_transfers(problem)
+        self.to_mix = to_mix(problem)
         self.merged: list[Estimated] = []
         self.mixed: Estimated | None = None
         self.best: Search | None = None
@@ -148,7 +149,10 @@ class _Forms:
     @property
     def has_no_time_for_both(self) -> bool:
         """True if local search for mixed plans leaves no time for forms with one message per chunk."""
-        return self.build_s + busy_factor() * _SEARCH_S > _MIXES_SHARE * self.deadline.left_s
+        if self.mixed is None:
+            return False
+        search_s = _mix_s(self.to_mix[0]) + busy_factor() * _SEARCH_S
+        return search_s > _MIXES_SHARE * self.deadline.left_s
 
     def has_time(self, parts: int, *, merges: bool) -> bool:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
@@ -156,7 +160,7 @@ class _Forms:
             return False
         needed_s = busy_factor() * (self.plans_s + _FORM_S_PER_ARRIVAL[merges] * self.arrivals * parts)
         if self.mixed is not None and self.best is None:
-            needed_s += self.build_s
+            needed_s += _mix_s(self.mixed.times.problem)
         if needed_s > self.until.left_s:
             self.skipped.append(f"chunks cut into {parts}")
             return False
@@ -176,7 +180,7 @@ class _Forms:
                 if self.merged and form.us >= self.merged[-1].us:
                     break
                 self.merged.append(form)
-                if len(self.merged) == 1 and self.build_s:
+                if len(self.merged) == 1 and self.to_mix:
                     if not is_short:
                         self.plans_s = time.thread_time() - began_s
                     self._estimate_mixed()
@@ -191,7 +195,8 @@ class _Forms:
 
     def _estimate_mixed(self) -> None:
         """Estimate the mixed plan of equal parts, if time suffices to build it, too."""
-        if self.build_s + busy_factor() * _MIXES_TIMES * self.plans_s > self.deadline.left_s:
+        estimate_s = busy_factor() * _MIXES_TIMES * self.plans_s
+        if estimate_s + _mix_s(self.to_mix[-1]) > self.deadline.left_s:
             self.skipped.append("mixed plans")
             return
         with self.deadline.enforced():
@@ -209,11 +214,12 @@ class _Forms:
     def improve_mix(self) -> None:
         """Improve the mixed plan by local search."""
         ends_at = self.deadline.sooner(_MIXES_SHARE * self.deadline.left_s)
-        if self.build_s > ends_at.left_s:
+        build_s = _mix_s(self.to_mix[0])
+        if build_s > ends_at.left_s:
             self.skipped.append("local search for mixed plans")
             return
         with ends_at.enforced():
-            found = mixed_schedule(self.problem, ends_at.later(-self.build_s), below_us=self.finish_us)
+            found = mixed_schedule(self.problem, ends_at.later(-build_s), below_us=self.finish_us)
             if found is not None:
                 self._keep(found)
 
@@ -235,6 +241,11 @@ class _Forms:
         found = _search_for(self.search, made) if made.finish_us < self.finish_us else None
         if found is not None:
             self.best, self.finish_us = found, made.finish_us
+
+
+def _mix_s(problem: Problem) -> float:
+    """Estimated seconds to build and verify a mixed plan in the problem's own chunks."""
+    return busy_factor() * _MIXES_S_PER_TRANSFER * mixed_transfers(problem)
 
 
 def offer_hubs(search: Search) -> Search | None:

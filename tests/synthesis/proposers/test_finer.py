@@ -186,6 +186,7 @@ def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
 def test_a_mixed_plan_is_proposed_if_time_allows(factor, is_mixed, monkeypatch):
     """256 KB on two A100 nodes finish 12 % sooner by a mixed plan, which is searched if there is time."""
     monkeypatch.setattr(finer, "busy_factor", lambda: factor)
+    monkeypatch.setattr(finer, "_LEAST_FORMS_S", 0.0)
     problem = taccl.make_problem(taccl.topologies.dgx_a100(2, protocol="ll"), "allreduce", size_bytes=256_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
     found = finer.offer_estimated(search).best
@@ -229,12 +230,17 @@ def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     )
 
 
-def test_merged_forms_in_finer_chunks_are_estimated_even_if_time_is_up():
-    """For 64 MB on two nodes, 4 parts per chunk finish in little more than half the time of whole chunks."""
+def test_the_mixed_plan_of_equal_parts_is_built_even_if_time_is_up(monkeypatch):
+    """For 64 MB on two nodes, parts that overlap finish in little more than half the time of whole chunks.
+
+    They are built in the coarsest chunks, as finer ones gain nothing.
+    """
+    monkeypatch.setattr(finer, "_LEAST_FORMS_S", AMPLE_S)
+    monkeypatch.setattr(finer, "mixed_schedule", lambda *_, **__: None)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=64 * 10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(0), asked=problem)
     found = finer.offer_estimated(search)
-    assert found.problem.collective.chunks_per_rank == 4 and taccl.verify(found.best).ok
+    assert found.problem.collective.chunks_per_rank == 8 and taccl.verify(found.best).ok
     whole = finer.Estimated.of(finer.merging(problem), None, simple=True)
     assert found.best.finish_us < 0.65 * whole.us
 
