@@ -224,9 +224,9 @@ def _cut_while_it_pays(
 def may_merge(problem: Problem) -> bool:
     """True if a baseline may merge sends on all links.
 
-    This holds for sums with an open number of chunks, under the default clauses.
+    This holds for an open number of chunks under the default clauses.
     """
-    if not (problem.chunks_open and problem.collective.sums_up):
+    if not problem.chunks_open or problem.collective.derivations:
         return False
     default = make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
     return problem.clauses == default.clauses

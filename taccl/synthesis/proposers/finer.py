@@ -93,11 +93,11 @@ def offer_estimated(search: Search) -> Search | None:
     allows, local search then improves the mixed plan, so that groups of chunks follow different plans. Forms
     with one message per chunk come last, if their estimated finish is early enough.
     Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
-    and for sums at one rank: there, other baselines usually finish first.
+    and for data that all starts or ends at one rank: there, other baselines usually finish first.
     """
     problem, since = search.problem, time.monotonic()
-    open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets
-    if not may_merge(open_problem) or grid_of(problem.topology) is not None or _is_one_rank(ends):
+    open_problem = replace(problem, chunks_open=True)
+    if not may_merge(open_problem) or grid_of(problem.topology) is not None or is_at_one_rank(problem):
         return None
     if num_arrivals(problem) * 2 > search.parameters.portfolio.first_transfers:
         return None
