@@ -50,6 +50,8 @@ _TESTED_NODES, _TESTED_RACKS = 16, 3
 _TESTED_VERSION = (2, 12)
 #: Advice in notes on imported machines, in case their network is not of the assumed class.
 _OTHER_NETWORK = "for another network, name the instance type (--topology)"
+#: {network that a log names: beginnings of the classes of networks that it may be, beside its own}.
+_ALSO_NAMED = {"roce": ("gib", "roce"), "libfabric": ("efa", "slingshot")}
 
 
 class Machine(NamedTuple):
@@ -234,7 +236,7 @@ def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:
     if machine not in known_machines():
         return []
     own = costs_of(machine).network.name
-    if own.startswith(named) or (named == "roce" and own in ("gib", "roce-pcie")):
+    if own.startswith(named) or own.startswith(_ALSO_NAMED.get(named, ())):
         return []
     if not is_chosen and replaces(named, own):
         return [f"the log names RoCE, which is assumed with the NICs of {machine} (--topology)"]

@@ -1,4 +1,4 @@
-"""Join rows of a log that a terminal or a mail broke into several lines."""
+"""Join rows of a log that a terminal, a mail or other output broke into several lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,36 @@ from taccl.measure.rows import is_broken, is_complete, num_begun
 
 #: Further part of a row that began on an earlier line; lines between the rows of a table have no figure.
 _REST = re.compile(r"(?=.*[\dNn])\s*(?:[\d.eE+-]+|N/A|nan|inf)(?:\s+(?:[\d.eE+-]+|N/A|nan|inf))*\s*")
+#: Line of NCCL_DEBUG: host, process, thread and GPU.
+_DEBUG = re.compile(r"[\w.-]{1,253}:\d+:\d+ \[\d+\] [NR]CCL ")
+#: Such a line, or a report that nccl-tests ends, right behind a figure. A host name that begins with a digit
+#: cannot be told from the figure.
+_BEHIND_FIGURE = re.compile(
+    r"(?<=\d)[A-Za-z][\w.-]{0,252}(?::\d+:\d+ \[\d+\] [NR]CCL |: Test (?:timeout|\w+ failure)).*"
+)
 #: Min broken rows that show that the lines of a log are broken, not one row alone.
 _MIN_ROWS = 3
+
+
+def rows_without_debug(lines: list[str]) -> list[str]:
+    """Lines of a log without the output of NCCL_DEBUG within rows, each such row on one line.
+
+    nccl-tests prints a row in parts: before, between and after its measurements.
+    """
+    made = list(lines)
+    for place, line in enumerate(lines):
+        found = _BEHIND_FIGURE.search(line) if "CCL " in line or ": Test " in line else None
+        if found is None or num_begun(line) != 1:
+            continue
+        made[place] = line[: found.start()]
+        for at in range(place + 1, len(lines)):
+            part = _BEHIND_FIGURE.sub("", lines[at])
+            if not _DEBUG.match(lines[at]):
+                if is_complete(made[place]) or not _REST.fullmatch(part):
+                    break
+                made[place] += f" {part}"
+                made[at] = ""
+    return made
 
 
 def whole_rows(lines: list[str]) -> list[str]:

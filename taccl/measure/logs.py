@@ -17,14 +17,14 @@ from taccl._internal.names import first_of, shown
 from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError
-from taccl.measure.broken_rows import whole_rows
+from taccl.measure.broken_rows import rows_without_debug, whole_rows
 from taccl.measure.debug_lines import debug_facts
 from taccl.measure.json_logs import printed
 from taccl.measure.log_runs import CPU_TIME, DEVICE, LogRun, runs_in
 from taccl.measure.rows import plain
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_run
-from taccl.measure.series import WRONG, Log, Series, joined
+from taccl.measure.series import COMPARED_BYTES, RUNS_DIFFER, WRONG, Log, Series, alike_joined
 
 _MAX_FILE_BYTES = 64 * 10**6  #: Logs of NCCL_DEBUG have a line for each channel of each rank.
 #: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Atomic groups match at one place of a line
@@ -57,16 +57,16 @@ _FAILED = {
     "the run ended with an error (Test failure), so rows may be missing; see the log": re.compile(
         r"\bTest (?:NCCL |RCCL |CUDA |HIP |MPI )?failure\b"
     ),
+    "the run ended as an operation hung (Test timeout), so rows are missing; see the log": re.compile(
+        r"(?::| )Test timeout \(\d"
+    ),
     f"{WRONG} by the log's last lines (Out of bounds values)": re.compile(
         r"\bOut of bounds values\s*:\s*[1-9]"
     ),
 }
-#: `_COMPARED_BYTES`: min bytes at which times are compared for a note, as times of smaller sizes are noisy.
-#: `_RUNS_DIFFER`: min ratio of the slowest to the fastest of merged runs for a note that they differ, at the
-#: largest size that at least two runs measured.
-#: `_OTHER_FASTER`: logs have times in place and out of place, of which one kind is read. If the time of the
-#: other kind at the largest size is at most this share of the time that is read, a note says so.
-_COMPARED_BYTES, _RUNS_DIFFER, _OTHER_FASTER = 2**26, 1.15, 0.9
+#: Logs have times in place and out of place, of which one kind is read. If the time of the other kind at the
+#: largest size is at most this share of the time that is read, a note says so.
+_OTHER_FASTER = 0.9
 
 
 @reads("log of a benchmark", *LOGS)
@@ -91,7 +91,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     text = printed(_unescaped(given))
     # Line numbers in messages count the lines of `text`, into which JSON output was converted.
     where = path if text == given else f"{path}, as text"
-    lines = whole_rows([plain(line) for line in text.splitlines()])
+    lines = whole_rows(rows_without_debug([plain(line) for line in text.splitlines()]))
     left_out: list[str] = []
     reports = list(run_reports(text))
     series = series_of_reports(reports, where)
@@ -113,7 +113,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
     devices = filter(None, (DEVICE.search(line) for line in lines if "device" in line))
     gpus = frozenset(device[4].strip() for device in devices) - {""}
-    return Log(path, tuple(joined(series)), gpus, tuple(left_out), tuple(notes), debug_facts(text))
+    return Log(path, tuple(alike_joined(series)), gpus, tuple(left_out), tuple(notes), debug_facts(text))
 
 
 def _unescaped(text: str) -> str:
@@ -142,7 +142,7 @@ def _by_place(runs: Iterable[LogRun], *, in_place: bool) -> Iterable[str]:
     other, how = ("out of place", "without --in-place") if in_place else ("in place", "--in-place")
     for run in runs:
         row = run.rows[-1]
-        if row.size_bytes >= _COMPARED_BYTES and 0 < row.other_us <= _OTHER_FASTER * row.time_us:
+        if row.size_bytes >= COMPARED_BYTES and 0 < row.other_us <= _OTHER_FASTER * row.time_us:
             said = f"{format_size(row.size_bytes)} takes {row.other_us / row.time_us:.0%} of the time {other}"
             yield f"{said}; judge that, too ({how})"
 
@@ -187,7 +187,7 @@ def _concluded(runs: Iterable[LogRun], where: str) -> Iterable[str]:
 
 
 def _merged(runs: Iterable[LogRun], series: Iterable[Series]) -> Iterable[str]:
-    """Notes on runs that `joined` merges, if some size was measured in several of them."""
+    """Notes on runs of one kind, if some size was measured in several of them."""
     of_kind: dict[str, list[LogRun]] = defaultdict(list)
     for run, each in zip(runs, series, strict=True):
         of_kind[each.title if each.num_ranks else each.collective].append(run)
@@ -200,8 +200,12 @@ def _merged(runs: Iterable[LogRun], series: Iterable[Series]) -> Iterable[str]:
         if common:
             types = sorted({row.dtype for run in some for row in run.rows} - {""})
             of_types = f" (types {', '.join(types)})" if len(types) > 1 else ""
-            said = f"{len(some)} runs of {title}{of_types} are merged: a time is the median of its size"
+            said = f"{len(some)} runs of {title}{of_types}"
             ratio = max(times[common]) / min(times[common])
-            if ratio >= _RUNS_DIFFER and common >= _COMPARED_BYTES:
-                said += f"; at {format_size(common)} they differ by {ratio:.3g} times: judge them one by one"
+            if ratio >= RUNS_DIFFER and common >= COMPARED_BYTES:
+                said += (
+                    f" differ by {ratio:.3g} times at {format_size(common)}; a fit uses the median of a size"
+                )
+            else:
+                said += " are merged: a time is the median of its size"
             yield said

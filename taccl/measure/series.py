@@ -12,11 +12,14 @@ from taccl.measure.debug_lines import DebugFacts
 from taccl.problem.collective import busbw_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 #: Value of `Series.collective` for messages from one rank to another. If a log states only their bandwidth,
 #: `Series.streams` is set as well.
 POINT_TO_POINT = "point-to-point"
+#: `COMPARED_BYTES`: min bytes at which times are compared, as times of smaller sizes are noisy.
+#: `RUNS_DIFFER`: min ratio of the slowest to the fastest of several runs that shows different bandwidths.
+COMPARED_BYTES, RUNS_DIFFER = 2**26, 1.15
 WRONG = "results were wrong"  #: Beginning of a note of a log whose checks of results failed.
 
 
@@ -94,16 +97,44 @@ class Log(NamedTuple):
 
 def joined(series: Iterable[Series]) -> Iterable[Series]:
     """Merge runs of the same collective, ranks and nodes into one series, with the median time per size."""
+    return map(_merged, _kinds(series))
+
+
+def alike_joined(series: Iterable[Series]) -> Iterable[Series]:
+    """Merge such runs if their times of large messages agree; runs with other bandwidths stay apart.
+
+    Reports often have a run before a change and one after it, whose median is the rate of neither.
+    """
+    for some in _kinds(series):
+        size = max(set.intersection(*(set(each.size_bytes) for each in some)), default=0)
+        if size < COMPARED_BYTES or some[0].streams:
+            yield _merged(some)
+            continue
+        times = {each.source: each.times_us[each.size_bytes.index(size)] for each in some}
+        groups: list[list[Series]] = []
+        for each in sorted(some, key=lambda run: times[run.source]):
+            if not groups or times[each.source] >= RUNS_DIFFER * times[groups[-1][0].source]:
+                groups.append([])
+            groups[-1].append(each)
+        yield from map(_merged, sorted(groups, key=lambda group: some.index(group[0])))
+
+
+def _kinds(series: Iterable[Series]) -> Iterable[list[Series]]:
+    """Runs of the same collective, ranks and nodes."""
     kinds: dict[Series, list[Series]] = defaultdict(list)
     for each in series:
         kinds[replace(each, size_bytes=(), times_us=(), source="", other_us=0.0)].append(each)
-    for some in kinds.values():
-        times: dict[int, list[float]] = defaultdict(list)
-        for each in some:
-            for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
-                times[size].append(time_us)
-        medians = tuple(median(times[size]) for size in sorted(times))
-        largest = max(times)
-        others = [each.other_us for each in some if each.size_bytes[-1] == largest and each.other_us]
-        other_us = median(others) if others else 0.0
-        yield replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians, other_us=other_us)
+    return kinds.values()
+
+
+def _merged(some: Sequence[Series]) -> Series:
+    """One series of several runs, with the median time of each size."""
+    times: dict[int, list[float]] = defaultdict(list)
+    for each in some:
+        for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
+            times[size].append(time_us)
+    medians = tuple(median(times[size]) for size in sorted(times))
+    largest = max(times)
+    others = [each.other_us for each in some if each.size_bytes[-1] == largest and each.other_us]
+    other_us = median(others) if others else 0.0
+    return replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians, other_us=other_us)

@@ -196,6 +196,21 @@ def test_the_network_of_debug_lines_is_compared(shared_data, tmp_path, line, not
     assert [note in each for each in notes if "log names" in each] == [True] * bool(note)
 
 
+@pytest.mark.parametrize("line", ["Using network AWS Libfabric", "NET/OFI Selected provider is cxi"])
+def test_a_plugin_for_several_networks_names_none(tmp_path, line):
+    """The plugin for libfabric serves Slingshot as well as EFA, so it does not contradict Slingshot."""
+    devices = "".join(
+        f"#  Rank {rank} Group 0 Pid {rank} on n{rank // 4} device {rank % 4} [0x01] NVIDIA GH200 120GB\n"
+        for rank in range(8)
+    )
+    path = tmp_path / "debug.log"
+    path.write_text(
+        f"# all_reduce_perf\n{devices}n0:1:2 [0] NCCL INFO {line}\n"
+        " 134217728 33554432 float sum -1 1900.0 70.64 123.62 0\n"
+    )
+    assert not any("its network" in note for note in judged(str(path)).notes)
+
+
 def test_h20_is_judged_by_alike_links(log):
     """H20 has the NVLinks of H100: logs that name it are judged on dgx-h100, and a note says so."""
     found = judged(log(node_log(470.0).replace(H100_NAME, "NVIDIA H20")))

@@ -106,6 +106,29 @@ def test_lines_below_whole_rows_are_not_joined(read, below):
     assert (found.series, found.left_out, found.notes) == (read(whole).series, (), ())
 
 
+def test_debug_output_within_rows_is_removed(read):
+    """A row of which NCCL_DEBUG prints its own lines between the parts is read as a whole."""
+    debug = "n1-a:77:78 [1] NCCL INFO AllReduce: opCount 1 count 8388608"
+    rows = [f"  {size}  {size // 4}  float  sum  -1" for size in (8388608, 16777216)]
+    figures = ["  83.89  100.00  175.00  0", "  167.8  100.00  175.00  0"]
+    parts = [
+        f"{row}{debug}\n{debug}\n{each}{debug}\n{debug}\n{each}"
+        for row, each in zip(rows, figures, strict=True)
+    ]
+    found = read("\n".join(["# all_reduce_perf", HEAD, debug, *parts, "# done"]))
+    assert (found.series[0].times_us, found.left_out) == ((83.89, 167.8), ())
+
+
+def test_a_row_in_which_a_test_times_out_is_read(read):
+    """The measured half of a row keeps its time if the other half hangs, and a note says that rows are missing."""
+    row = "  67108864  16777216  float  sum  -1  400.0  167.77  293.60  0"
+    found = read(
+        f"# all_reduce_perf\n{HEAD}\n{row}n1-a: Test timeout (1000s) common.cu:555\n .. n1-a pid 7\n"
+    )
+    assert (found.series[0].times_us, found.left_out) == ((400.0,), ())
+    assert any("Test timeout" in note for note in found.notes)
+
+
 def test_two_rows_on_a_line_are_left_out(read):
     """Two logs side by side are not one row of more figures."""
     row = "  67108864  16777216  float  sum  -1  1234.5  54.36  95.13  0  1234.5  54.36  95.13  0"
@@ -776,18 +799,25 @@ def test_merged_runs_are_noted(read):
     )
 
 
-@pytest.mark.parametrize(("factor", "said"), [(1.0, ""), (1.3, "at 64MiB they differ by 1.3 times")])
-def test_merged_runs_that_differ_are_noted(read, factor, said):
-    """The median of two runs with different bandwidths is the rate of neither, which a note says."""
-    (note,) = read(
+@pytest.mark.parametrize(
+    ("scales", "times_us", "said"),
+    [
+        ((1.0, 1.0), [400.0], "are merged"),
+        ((1.0, 1.3, 1.0), [400.0, 520.0], "differ by 1.3 times at 64MiB"),
+    ],
+)
+def test_runs_that_differ_stay_apart(read, scales, times_us, said):
+    """The median of runs with different bandwidths is the rate of none of them, so each is a series."""
+    found = read(
         "# all_reduce_perf\n"
         + "".join(
             f"{size} {size // 4} float sum -1 {us:.2f} {size / us / 1000:.2f} {1.75 * size / us / 1000:.2f} 0\n"
-            for scale in (1.0, factor)
+            for scale in scales
             for size, us in ((8, 20.0), (2**26, 400.0 * scale))
         )
-    ).notes
-    assert said in note and ("differ" in note) == bool(said)
+    )
+    assert [each.times_us[-1] for each in found.series] == times_us
+    assert said in found.notes[0]
 
 
 @pytest.mark.parametrize("line", [
