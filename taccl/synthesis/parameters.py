@@ -123,7 +123,7 @@ class SuggestingParameters(_Group):
 class LargeParameters(_Group):
     """The compiled search of problems too large for models (``benchmarks.scale``)."""
 
-    grace_s: float = 0.5  # seconds past the time limit for a run while there is no schedule
+    grace_s: float = 1.5  # seconds past the time limit for a run while there is no schedule
     told_after_s: float = 2.0  # seconds after which progress of a run is reported
     merging_share: float = 0.03  # sends may merge if latency is at least this share of a send's link time
 

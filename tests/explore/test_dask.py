@@ -45,7 +45,7 @@ def client():
 def test_the_table_is_the_same(client, problem, impossible):
     """Schedules and failures equal those without a cluster, except for times; the workers computed them."""
     for each in (problem, impossible):
-        with joblib.parallel_config(backend="dask"):
+        with joblib.parallel_config(backend="dask", wait_for_workers_timeout=120):
             table = taccl.compare(each, **OPTIONS)
         here = taccl.compare(each, **OPTIONS, num_workers=1)
         assert table.drop(columns=TIMES).equals(here.drop(columns=TIMES))
@@ -55,7 +55,7 @@ def test_the_table_is_the_same(client, problem, impossible):
 def test_the_cache_is_here(client, problem, cache):
     """The calling process stores and reads results, so workers need no common folder."""
     options = {**OPTIONS, "backends": ["greedy"], "cache": cache}
-    with joblib.parallel_config(backend="dask"):
+    with joblib.parallel_config(backend="dask", wait_for_workers_timeout=120):
         assert not taccl.compare(problem, **options).from_cache.any()
         assert taccl.compare(problem, **options).from_cache.all()
 
@@ -69,7 +69,7 @@ def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
     """A run that ends its worker, for which joblib would wait forever, becomes a row; the others continue."""
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
-    with joblib.parallel_config(backend="dask"):
+    with joblib.parallel_config(backend="dask", wait_for_workers_timeout=120):
         table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False, full=True)
     assert [*table.status] == ["proven for its chunks", "crashed", "proven for its chunks"]
     assert table.error[1] == "its process died, also when run alone (KilledWorker)"
@@ -84,6 +84,6 @@ def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
     """A cluster of one core performs the runs, although joblib alone would use this process."""
     monkeypatch.setattr("taccl.explore.many._numbered", where)
     monkeypatch.setattr("joblib._dask.DaskDistributedBackend.effective_n_jobs", lambda self, n_jobs: 1)
-    with joblib.parallel_config(backend="dask"):
+    with joblib.parallel_config(backend="dask", wait_for_workers_timeout=120):
         table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False, full=True)
     assert set(table.error) <= {str(pid) for pid in client.run(os.getpid).values()}

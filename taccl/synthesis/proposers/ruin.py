@@ -15,6 +15,8 @@ from taccl.synthesis.search import Search
 _RUIN_SHARE = 0.3
 #: Difference between the seeds of consecutive runs of ruin and recreate.
 _NEXT_SEED = 1_000_003
+#: Seconds past the deadline in which a run may still end by itself.
+_LATE_S = 0.5
 
 
 def ruin_early(search: Search) -> None:
@@ -77,7 +79,7 @@ def ruin_and_recreate(search: Search) -> None:
     search.num_ruins += 1
     improving = partial(improve_schedule, known, limits)
     try:
-        better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
+        better, done = search.deadline.later(_LATE_S).run(improving)
     except OutOfTime:
         search.record("ruin and recreate", "compiled", "no-solution", since, message="no schedule in time")
         return
