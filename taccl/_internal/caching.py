@@ -1,4 +1,4 @@
-"""Derived data, computed once and kept in the `cache` of its topology or problem."""
+"""Derived data, computed once and kept in the `cache` of its topology, problem or program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rest = ParamSpec("Rest")
 
 
 def cached(function: Callable[Concatenate[Thing, Rest], Found]) -> Callable[Concatenate[Thing, Rest], Found]:
-    """Decorate a function of a topology or problem to keep its results in that object's `cache`.
+    """Decorate a function of a topology, problem or program to keep its results in that object's `cache`.
 
     Further arguments must be hashable.
     """

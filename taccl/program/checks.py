@@ -20,20 +20,26 @@ Sources: ``msccl_setup.cc`` and ``msccl_kernel_impl.h`` of RCCL 2.21.5, ``enqueu
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from taccl._internal.names import shown
 from taccl.errors import InputError
+from taccl.program.columns import Flags, Ints, StepColumns, columns_of
 from taccl.program.layout import RankLayout
-from taccl.program.program import BUFFERS, OPERATIONS, Block, Program, Queue, Step, StepAddress, Threadblock
-
-#: {queue: steps that send into it, or that receive from it}.
-Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]
-#: {queue: threadblocks that send into it, or that receive from it}.
-Ends = defaultdict[Queue, list[Block]]
+from taccl.program.program import (
+    BUFFERS,
+    OPERATIONS,
+    OperationParts,
+    Program,
+    Queue,
+    Step,
+    StepAddress,
+    Threadblock,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +81,70 @@ def match(program: Program) -> tuple[Parcel, ...]:
 
 def parcels_of(program: Program) -> Iterator[Parcel]:
     """Yield each send of a program, faulty or not, with its receive; omit sends without a receive."""
-    sent, received = traffic(program)
-    for queue in sorted(sent):
-        for (send, step), (receive, _) in zip(sent[queue], received[queue], strict=False):
-            yield Parcel(queue, send, receive, step.count)
+    steps = columns_of(program)
+    queues, sends, receives = (column.tolist() for column in matched(steps))
+    counts = steps.num_chunks[sends].tolist()
+    ends = steps.addresses(sends), steps.addresses(receives)
+    for queue, send, receive, count in zip(queues, *ends, counts, strict=True):
+        yield Parcel(steps.queues[queue], send, receive, count)
+
+
+def matched(steps: StepColumns) -> tuple[Ints, Ints, Ints]:
+    """(queue, sending step, receiving step) of each send with a receive, by queue in FIFO order."""
+    (sent, send), (received, receive) = (_traffic(steps, *end) for end in _ENDS)
+    num_queues = len(steps.queues)
+    num_sent, num_received = (np.bincount(each, minlength=num_queues) for each in (sent, received))
+    paired = np.minimum(num_sent, num_received)
+    send, receive = (
+        steps_of[np.arange(len(steps_of)) - (np.cumsum(num) - num)[queue] < paired[queue]]
+        for queue, steps_of, num in ((sent, send, num_sent), (received, receive, num_received))
+    )
+    return np.repeat(np.arange(num_queues), paired), send, receive
+
+
+#: (part of an operation, column of a threadblock's queue) of the two ends of a queue.
+_ENDS = ("sends", "outgoing"), ("receives", "incoming")
+
+
+def _traffic(steps: StepColumns, part: str, end: str) -> tuple[Ints, Ints]:
+    """(queue, step) of each step that sends, or receives, by queue and position."""
+    own = np.flatnonzero(steps.parts[:, OperationParts._fields.index(part)])
+    queue = getattr(steps, end)[steps.block[own]]
+    own, queue = own[queue >= 0], queue[queue >= 0]
+    order = np.argsort(queue, kind="stable")
+    return queue[order], own[order]
 
 
 def check_steps(program: Program) -> Iterator[ProgramFault]:
     """Yield faults of single steps: invalid operations, counts, slots, peers and dependencies."""
-    for (r, t), threadblock in program.threadblocks():
-        for s, step in enumerate(threadblock.steps):
-            for text in _step_faults(program, r, threadblock, step):
-                address = StepAddress(r, t, s)
-                yield ProgramFault("step", f"{address}, {step}: {text}", (address,), rank=r)
+    steps = columns_of(program)
+    for address in steps.addresses(np.flatnonzero(_may_be_faulty(program)).tolist()):
+        threadblock, step = program.threadblock(address), program.step(address)
+        for text in _step_faults(program, address.rank, threadblock, step):
+            yield ProgramFault("step", f"{address}, {step}: {text}", (address,), rank=address.rank)
+
+
+def _may_be_faulty(program: Program) -> Flags:
+    """True for each step that may have a fault; `_step_faults` judges these."""
+    steps = columns_of(program)
+    rank = steps.rank
+    receives, reads, writes, sends = steps.parts.T
+    found = steps.num_chunks < 1
+    found |= steps.operation < 0
+    lengths = np.array(
+        [(each.input_chunks, each.output_chunks, each.scratch_chunks) for each in program.ranks]
+    ).reshape(-1, len(BUFFERS))
+    for used, (buffer, offset) in ((reads, steps.src), (writes, steps.dst)):
+        length = lengths[rank, buffer]
+        found |= used & ((buffer < 0) | (offset < 0) | (offset > length - steps.num_chunks))
+    threadblocks = [threadblock for _, threadblock in program.threadblocks()]
+    for acts, end in ((sends, "send_to"), (receives, "receive_from")):
+        peers = np.array([-1 if (peer := getattr(each, end)) is None else peer for each in threadblocks])
+        peer = peers[steps.block]
+        found |= acts & ((peer < 0) | (peer >= program.num_ranks) | (peer == rank))
+    lacking = np.flatnonzero(steps.needs < 0)
+    found[np.searchsorted(steps.first_need, lacking, side="right") - 1] = True
+    return found
 
 
 def _step_faults(program: Program, r: int, threadblock: Threadblock, step: Step) -> Iterator[str]:
@@ -124,69 +181,51 @@ def _step_faults(program: Program, r: int, threadblock: Threadblock, step: Step)
             yield f"depends on step {index} of threadblock {other}; expected 0-{last}"
 
 
-def queue_ends(program: Program) -> tuple[Ends, Ends]:
-    """Threadblocks that send into each queue, and those that receive from it."""
-    senders, receivers = Ends(list), Ends(list)
-    for (r, t), threadblock in program.threadblocks():
-        outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)
-        if outgoing is not None:
-            senders[outgoing].append((r, t))
-        if incoming is not None:
-            receivers[incoming].append((r, t))
-    return senders, receivers
-
-
-def traffic(program: Program) -> tuple[Traffic, Traffic]:
-    """Steps that send into each queue, and those that receive from it, in program order."""
-    sent, received = Traffic(list), Traffic(list)
-    for (r, t), threadblock in program.threadblocks():
-        outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)
-        for s, step in enumerate(threadblock.steps):
-            parts = OPERATIONS.get(step.operation)
-            if parts is not None and parts.sends and outgoing is not None:
-                sent[outgoing].append((StepAddress(r, t, s), step))
-            if parts is not None and parts.receives and incoming is not None:
-                received[incoming].append((StepAddress(r, t, s), step))
-    return sent, received
-
-
 def check_ends(program: Program) -> Iterator[ProgramFault]:
     """Yield faults of queues with several threadblocks at one end."""
-    senders, receivers = queue_ends(program)
-    for ends, word in ((senders, "send"), (receivers, "receive")):
-        for queue, blocks in ends.items():
-            if len(blocks) > 1:
-                rank = blocks[0][0]
-                numbers = ", ".join(str(t) for _, t in blocks)
-                yield ProgramFault(
-                    "queue",
-                    f"threadblocks {numbers} of rank {rank} all {word} {queue} in undefined order; give "
-                    "each its own channel",
-                    tuple(StepAddress(r, t, 0) for r, t in blocks),
-                    rank=rank,
-                )
+    steps = columns_of(program)
+    for ends, word in ((steps.outgoing, "send"), (steps.incoming, "receive")):
+        used = np.flatnonzero(ends >= 0)
+        queues, first, counts = np.unique(ends[used], return_index=True, return_counts=True)
+        for number in queues[np.argsort(first)][counts[np.argsort(first)] > 1].tolist():
+            blocks = [steps.blocks[block] for block in np.flatnonzero(ends == number).tolist()]
+            rank = blocks[0][0]
+            numbers = ", ".join(str(t) for _, t in blocks)
+            yield ProgramFault(
+                "queue",
+                f"threadblocks {numbers} of rank {rank} all {word} {steps.queues[number]} in undefined "
+                "order; give each its own channel",
+                tuple(StepAddress(r, t, 0) for r, t in blocks),
+                rank=rank,
+            )
 
 
 def check_queues(program: Program) -> Iterator[ProgramFault]:
     """Yield faults of queues: shared ends, and numbers of chunks sent that differ from those received."""
     yield from check_ends(program)
-    sent, received = traffic(program)
-    for queue in sorted({*sent, *received}):
-        total, taken = (sum(step.count for _, step in each[queue]) for each in (sent, received))
+    steps = columns_of(program)
+    totals = np.zeros((2, len(steps.queues)), dtype=np.int64)
+    for total, end in zip(totals, _ENDS, strict=True):
+        queue, own = _traffic(steps, *end)
+        np.add.at(total, queue, steps.num_chunks[own])
+    queue, send, receive = matched(steps)
+    differs = np.flatnonzero(steps.num_chunks[send] != steps.num_chunks[receive])
+    first = dict(zip(queue[differs[::-1]].tolist(), differs[::-1].tolist(), strict=True))
+    for number in sorted({*first, *np.flatnonzero(totals[0] != totals[1]).tolist()}):
+        name, (total, taken) = steps.queues[number], totals[:, number].tolist()
         if total != taken:
+            yield ProgramFault("queue", f"{total} chunks are sent and {taken} received {name}", rank=name.dst)
+        if number in first:
+            ends = int(send[first[number]]), int(receive[first[number]])
+            ours, theirs = steps.num_chunks[[*ends]].tolist()
+            one, other = steps.addresses(ends)
             yield ProgramFault(
-                "queue", f"{total} chunks are sent and {taken} received {queue}", rank=queue.dst
+                "queue",
+                f"{one} sends {ours} chunks at once, of which {other} receives {theirs} at once; cut both "
+                "ends into the same steps",
+                (one, other),
+                rank=name.dst,
             )
-        for (send, ours), (receive, theirs) in zip(sent[queue], received[queue], strict=False):
-            if ours.count != theirs.count:
-                yield ProgramFault(
-                    "queue",
-                    f"{send} sends {ours.count} chunks at once, of which {receive} receives {theirs.count} "
-                    "at once; cut both ends into the same steps",
-                    (send, receive),
-                    rank=queue.dst,
-                )
-                break
 
 
 def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[ProgramFault]:

@@ -1,132 +1,35 @@
-"""Symbolic execution of a program: threadblocks step by step, bounded queues, content of slots, and races.
+"""Symbolic execution of a program: threadblocks step by step, and bounded queues; races between its steps.
 
-The content of a slot is exact: the contributing ranks of each chunk. A waiting threadblock continues as soon
-as its condition holds, before the threadblock that made it true. So few messages are in flight at once. A
-race is a pair of unordered accesses to one place, one of them a write; MSCCL++ plans are searched for races,
-too.
+A waiting threadblock continues as soon as its condition holds, before the threadblock that made it true. So
+few messages are in flight at once. A race is a pair of unordered accesses to one place, one of them a write;
+MSCCL++ plans are searched for races, too.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from taccl._internal.units import format_count
 from taccl.errors import InputError
-from taccl.problem.collective import Collective
-from taccl.program.checks import ProgramFault, parcels_of, queue_ends
-from taccl.program.emit import read_slots, written_slots
-from taccl.program.layout import RankLayout, contributions, layouts_of
-from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
-
-#: `ANYONE`: any contributor, if the collective does not reduce, as all copies of a chunk are then equal.
-#: `AGAIN`: mark of contributions that were added twice to a sum.
-ANYONE, AGAIN = -1, "again"
+from taccl.program.checks import ProgramFault, matched
+from taccl.program.columns import StepColumns, columns_of
+from taccl.program.contents import REDUCE, Places
+from taccl.program.program import PROTOCOLS, Program, StepAddress
 
 
-class Content(frozenset[tuple[Any, int]]):
-    """Content of a slot: pairs of a chunk and the ranks that contributed to it, as bits.
-
-    Contributions that were added twice have (`AGAIN`, chunk) in place of the chunk. The content of a
-    slot that was never written has the slot in place of the chunk.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, parts: Iterable[tuple[int, Any]]) -> Self:
-        """Content that consists of the given (rank, chunk) contributions."""
-        held: dict[Any, int] = defaultdict(int)
-        for rank, chunk in parts:
-            held[chunk] |= 1 << (rank - ANYONE)
-        return cls(held.items())
-
-    def parts(self) -> set[tuple[int, Any]]:
-        """All (rank, chunk) contributions to this content."""
-        return {
-            (place + ANYONE, chunk)
-            for chunk, ranks in self
-            for place in range(ranks.bit_length())
-            if ranks >> place & 1
-        }
-
-    def __add__(self, other: Content) -> Content:
-        held: dict[Any, int] = dict(self)
-        for chunk, ranks in other:
-            mine = held.get(chunk, 0)
-            if mine & ranks:
-                held[AGAIN, chunk] = held.get((AGAIN, chunk), 0) | mine & ranks
-            held[chunk] = mine | ranks
-        return Content(held.items())
-
-
-def contents_of(collective: Collective) -> list[Content]:
-    """Required final content of each chunk."""
-    return [
-        Content.of((_owner(collective, rank), part) for rank, part in parts)
-        for parts in contributions(collective)
-    ]
-
-
-def content_at_start(collective: Collective, rank: int, chunk: int) -> Content:
-    """Initial content of a chunk at a rank."""
-    return Content.of([(_owner(collective, rank), chunk)])
-
-
-def _owner(collective: Collective, rank: int) -> int:
-    return rank if collective.combining else ANYONE
-
-
-class SlotContents:
-    """Content of the slots of one rank; in place, input and output are one buffer."""
-
-    def __init__(self, program: Program, rank: int, layout: RankLayout) -> None:
-        self._contents: dict[Slot, Content] = {}
-        self._places = _Places(layout) if program.in_place else None
-        if program.collective is not None:
-            for index, chunk in enumerate(layout.inputs):
-                self[Slot("input", index)] = content_at_start(program.collective, rank, chunk)
-
-    def place(self, slot: Slot) -> Slot:
-        """Identity of a slot's memory; in place, an input and an output slot may have the same one."""
-        return slot if self._places is None else self._places[slot]
-
-    def __getitem__(self, slot: Slot) -> Content:
-        place = slot if self._places is None else self._places[slot]
-        return self._contents.get(place) or Content.of([(ANYONE, place)])
-
-    def __setitem__(self, slot: Slot, content: Content) -> None:
-        self._contents[slot if self._places is None else self._places[slot]] = content
-
-
-class _Places(dict[Slot, Slot]):
-    """{slot: its place in memory}, in place; each is computed once."""
-
-    def __init__(self, layout: RankLayout) -> None:
-        self._layout = layout
-
-    def __missing__(self, slot: Slot) -> Slot:
-        place = self[slot] = self._layout.place(slot, in_place=True)
-        return place
-
-
-def execute(
-    program: Program,
-    *,
-    capacity: int | None = None,
-    chunks: int = 1,
-    sent: dict[StepAddress, list[Content]] | None = None,
-) -> ExecutionState:
+def execute(program: Program, *, capacity: int | None = None, chunks: int = 1) -> Run:
     """Run a program with valid steps (`check_steps`) whose queues have one threadblock at each end.
 
     - `capacity`: Number of messages that a queue holds; by default that of the protocol.
     - `chunks`: Max chunks per message; further chunks of a step go in further messages.
-    - `sent`: Dictionary to fill with {sending step: content of each chunk it sends}.
     """
-    return ExecutionState(program, capacity or PROTOCOLS[program.protocol], chunks, sent).run()
+    return Run(program, capacity or PROTOCOLS[program.protocol], chunks)
 
 
 def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[StepAddress]:
@@ -134,154 +37,121 @@ def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[Step
 
     Raises `InputError` if the program deadlocks.
     """
-    execution = execute(program, capacity=capacity)
-    if execution.stuck is not None:
-        raise InputError(str(execution.stuck), where="program")
-    return execution.done
+    run = execute(program, capacity=capacity)
+    if run.stuck is not None:
+        raise InputError(str(run.stuck), where="program")
+    return columns_of(program).addresses(run.done)
 
 
-class _Wait(NamedTuple):
-    """Condition that a threadblock waits for: a message or room in a queue."""
+class Run:
+    """Symbolic run of a program, to its end or to a deadlock.
 
-    what: Literal["a chunk", "room"]
-    queue: Queue | None
-
-
-class ExecutionState:
-    """State of a program's symbolic run, in progress or ended.
-
-    - `memory`: Content of slots, by rank.
-    - `done`: Steps in the order in which they ended, a feasible order for dependencies and queues.
+    - `messages`: The step of each message, and each step without messages, in an order that is feasible for
+      dependencies and queues.
+    - `done`: Steps in the order in which they ended.
     - `stuck`: The deadlock, if the run did not reach the end of the program; else None.
-    - `position`: {threadblock: index of its current step}.
-    - `queues`: {queue: messages in it}, each with the content of its chunks.
-    - `waiting`: {condition: threadblocks that wait for it}; a step as condition must end first.
     """
 
-    def __init__(
-        self, program: Program, capacity: int, chunks: int, sent: dict[StepAddress, list[Content]] | None
-    ) -> None:
-        self.program, self.capacity, self.chunks, self.sent = program, capacity, chunks, sent
-        self.memory = [SlotContents(program, r, where) for r, where in enumerate(layouts_of(program))]
-        self.done: list[StepAddress] = []
-        self.stuck: ProgramFault | None = None
-        self.blocks = dict(program.threadblocks())
-        self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
-        self.queues: dict[Queue | None, deque[list[Content]]] = defaultdict(deque)
-        self.waiting: dict[_Wait | StepAddress, list[Block]] = defaultdict(list)
+    def __init__(self, program: Program, capacity: int, chunks: int) -> None:
+        self.steps, self.chunks = columns_of(program), chunks
+        self.messages: list[int] = []
+        self.done: list[int] = []
+        self._position: list[int] = self.steps.first[:-1].tolist()  # current step of each threadblock
+        #: {condition: threadblocks that wait for it}. A condition is a step that must end, or a negative
+        #: number for a message in a queue (`_message_in`), or for room in it (`_room_in`).
+        self._waiting: dict[int, list[int]] = {}
+        self._run(capacity)
+        self.stuck = self._explain() if self._waiting else None
 
-    def run(self) -> Self:
+    def _run(self, capacity: int) -> None:
         """Run all threadblocks until each has ended or waits."""
-        running = {block: self._run(block) for block in self.blocks}
-        ready = deque(running)
+        steps, position, waiting = self.steps, self._position, self._waiting
+        first, block_of, needs = steps.first.tolist(), steps.block.tolist(), steps.needs_of()
+        incoming, outgoing = steps.incoming.tolist(), steps.outgoing.tolist()
+        receives, sends = (steps.parts[:, i].tolist() for i in (0, 3))
+        num_messages = (-(-np.maximum(steps.num_chunks, 1) // self.chunks)).tolist()
+        begun = [0] * len(steps.blocks)  # messages of the current step that are done
+        held = [0] * len(steps.queues)  # messages in each queue
+        ready = deque(range(len(steps.blocks)))
         while ready:
             block = ready.popleft()
-            said = next(running[block], None)
-            if isinstance(said, list):
-                ready.extendleft([block, *said])
-            elif said is not None:
-                self.waiting[said].append(block)
-        if self.waiting:
-            self.stuck = self._explain()
-        return self
-
-    def _run(self, block: Block) -> Iterator[_Wait | StepAddress | list[Block]]:
-        """Run a threadblock; yield conditions that it waits for, and threadblocks that it wakes."""
-        (rank, number), threadblock, memory = block, self.blocks[block], self.memory[block[0]]
-        incoming, outgoing = threadblock.receives_from(rank), threadblock.sends_into(rank)
-        inbox, outbox = self.queues[incoming], self.queues[outgoing]
-        arrival, departure, more, room = (
-            _Wait(what, queue) for queue in (incoming, outgoing) for what in ("a chunk", "room")
-        )
-        waiting, position = self.waiting, self.position
-        for s, step in enumerate(threadblock.steps):
-            address, count = StepAddress(rank, number, s), max(step.count, 1)
-            receives, _, _, sends = OPERATIONS[step.operation]
-            for other, index in step.depends:
-                if position[rank, other] <= index:
-                    yield StepAddress(rank, other, index)
-            for begin in range(0, count, self.chunks):
-                end = min(begin + self.chunks, count)
-                if receives and not inbox:
-                    yield arrival
-                if sends and len(outbox) >= self.capacity:
-                    yield room
-                woken: list[Block] = []
-                if receives:
-                    contents = inbox.popleft()
-                    woken += waiting.pop(departure, ())
+            inbox, outbox, end = incoming[block], outgoing[block], first[block + 1]
+            while (step := position[block]) < end:
+                condition = None
+                for other in needs[step]:
+                    if position[block_of[other]] <= other:
+                        condition = other
+                        break
                 else:
-                    contents = [_NOTHING] * (end - begin)
-                contents = _moved(step, memory, begin, contents)
-                if sends:
-                    outbox.append(contents)
-                    if self.sent is not None:
-                        self.sent.setdefault(address, []).extend(contents)
-                    woken += waiting.pop(more, ())
-                if end == count:
+                    if receives[step] and not held[inbox]:
+                        condition = _message_in(inbox)
+                    elif sends[step] and held[outbox] >= capacity:
+                        condition = _room_in(outbox)
+                if condition is not None:
+                    waiting.setdefault(condition, []).append(block)
+                    break
+                woken: list[int] = []
+                self.messages.append(step)
+                if receives[step]:
+                    held[inbox] -= 1
+                    woken += waiting.pop(_room_in(inbox), ())
+                if sends[step]:
+                    held[outbox] += 1
+                    woken += waiting.pop(_message_in(outbox), ())
+                begun[block] += 1
+                if begun[block] == num_messages[step]:
+                    begun[block] = 0
                     position[block] += 1
-                    self.done.append(address)
-                    woken += waiting.pop(address, ())
+                    self.done.append(step)
+                    woken += waiting.pop(step, ())
                 if woken:
-                    yield woken
+                    ready.extendleft([block, *woken])
+                    break
 
     def _explain(self) -> ProgramFault:
         """The deadlock: a cycle of steps that wait for each other, or a step whose condition never holds."""
-        waits = {block: wait for wait, blocks in self.waiting.items() for block in blocks}
-        path: list[Block] = []
-        reasons: dict[Block, str] = {}
-        block: Block | None = next(each for each in self.blocks if each in waits)
+        waits = {block: condition for condition, blocks in self._waiting.items() for block in blocks}
+        path: list[int] = []
+        reasons: dict[int, str] = {}
+        block: int | None = min(waits)
         while block is not None and block not in reasons:
             path.append(block)
-            block, reasons[path[-1]] = self._waits_for(block, waits)
+            block, reasons[path[-1]] = self._waits_for(waits[block], waits)
         cycle = path[-1:] if block is None else path[path.index(block) :]
         first = cycle.index(min(cycle))
         cycle = cycle[first:] + cycle[:first]
-        told = "; ".join(f"{self._at(each)} {reasons[each]}" for each in cycle)
+        places = self.steps.addresses([self._position[each] for each in cycle])
+        told = "; ".join(f"{place} {reasons[each]}" for each, place in zip(cycle, places, strict=True))
         if block is not None:
             told = f"{format_count(len(cycle), 'step')} wait for each other: {told}"
-        return ProgramFault("deadlock", told, tuple(self._at(each) for each in cycle), rank=cycle[0][0])
+        return ProgramFault("deadlock", told, tuple(places), rank=places[0].rank)
 
-    def _at(self, block: Block) -> StepAddress:
-        return StepAddress(*block, self.position[block])
+    def _waits_for(self, condition: int, waits: Mapping[int, int]) -> tuple[int | None, str]:
+        """Threadblock that must make a condition true, and the condition as text.
 
-    def _waits_for(
-        self, block: Block, waits: Mapping[Block, _Wait | StepAddress]
-    ) -> tuple[Block | None, str]:
-        """Threadblock for which the waiting threadblock `block` waits, and the reason as text.
-
-        The threadblock is None if none will ever end the wait.
+        The threadblock is None if none will ever do so.
         """
-        wait = waits[block]
-        if isinstance(wait, StepAddress):
-            return wait[:2], f"depends on {wait}"
-        what, where = wait
-        assert where is not None, "what sends or receives has a queue"
-        senders, receivers = queue_ends(self.program)
-        ends = (senders if what == "a chunk" else receivers)[where]
+        steps = self.steps
+        if condition >= 0:
+            return int(steps.block[condition]), f"depends on {steps.address(condition)}"
+        number, is_room = divmod(-1 - condition, 2)
+        ends = np.flatnonzero((steps.incoming if is_room else steps.outgoing) == number).tolist()
+        queue, what = steps.queues[number], "room" if is_room else "a chunk"
         partner = next((each for each in ends if each in waits), None)
         if partner is not None:
-            return partner, f"waits for {what} {where}"
-        never = "a chunk that is never sent" if what == "a chunk" else "room, but no step receives the data"
-        return None, f"waits for {never} {where}"
+            return partner, f"waits for {what} {queue}"
+        never = "room, but no step receives the data" if is_room else "a chunk that is never sent"
+        return None, f"waits for {never} {queue}"
 
 
-_NOTHING = Content()
+def _message_in(queue: int) -> int:
+    """Condition that a queue has a message."""
+    return -1 - 2 * queue
 
 
-def _moved(step: Step, memory: SlotContents, begin: int, received: list[Content]) -> list[Content]:
-    """Results of a step for its chunks from `begin` on, from the contents received; stored if it writes."""
-    (_, reads, writes, _), results = OPERATIONS[step.operation], []
-    src, dst = step.src if reads else None, step.dst if writes else None
-    for i, content in enumerate(received, start=begin):
-        if src is not None:
-            own = memory[src if i == 0 else Slot(src.buffer, src.offset + i)]
-            content = content + own if content else own
-        if dst is not None:
-            slot = dst if i == 0 else Slot(dst.buffer, dst.offset + i)
-            memory[slot] = memory[slot] + content if step.operation == "reduce" else content
-        results.append(content)
-    return results
+def _room_in(queue: int) -> int:
+    """Condition that a queue has room for a message."""
+    return -2 - 2 * queue
 
 
 class Event(NamedTuple):
@@ -332,73 +202,83 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
                     yield place, events[other], events[numbers[0]]
 
 
-def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramFault]:
+def find_races(program: Program, run: Run, places: Places) -> Iterator[ProgramFault]:
     """Yield a fault for each race between steps that ran: unordered accesses to a slot, one a write.
 
     In most programs the steps of each rank order all its accesses by themselves. The order across ranks is
     evaluated only if they do not, as that takes far longer for programs of many steps.
     """
-    of_rank: dict[int, list[StepAddress]] = defaultdict(list)
-    for address in execution.done:
-        of_rank[address.rank].append(address)
-    if not any(_may_race(program, execution.memory[r], each) for r, each in of_rank.items()):
+    steps, accesses = run.steps, _Accesses(run.steps, places)
+    done = np.array(run.done, dtype=np.int64)
+    rank = steps.rank[done]
+    by_rank = np.split(done[np.argsort(rank, kind="stable")], np.cumsum(np.bincount(rank))[:-1])
+    if not any(_may_race(accesses, each.tolist()) for each in by_rank):
         return
-    sent_by = {parcel.receive: parcel.send for parcel in parcels_of(program)}
-    when = {address: index for index, address in enumerate(execution.done)}
+    _, sends, receives = matched(steps)
+    sent_by = dict(zip(receives.tolist(), sends.tolist(), strict=True))
+    when = {step: index for index, step in enumerate(run.done)}
     events = []
-    for address in execution.done:
-        step, memory = program.step(address), execution.memory[address.rank]
-        reads = {(address.rank, memory.place(slot)) for slot in read_slots(step)}
-        writes = {(address.rank, memory.place(slot)) for slot in written_slots(step)}
-        after = {when[each] for each in _right_before(program, address, sent_by)}
-        events.append(Event(address, after, reads, writes))
-    for (rank, place), earlier, later in unordered(events):
+    for step in run.done:
+        before = {*accesses.before(step), *((sent_by[step],) if step in sent_by else ())}
+        after = {when[each] for each in before}
+        events.append(Event(step, after, accesses.reads(step), accesses.writes(step)))
+    for place, earlier, later in unordered(events):
+        first, second = steps.addresses([earlier.by, later.by])
+        at, slot = places.slot(place)
         yield ProgramFault(
             "race",
-            f"{earlier.by}, {program.step(earlier.by)}, and {later.by}, {program.step(later.by)}, both use "
-            f"{place} of rank {rank}, and no dependency orders them",
-            (earlier.by, later.by),
-            rank=rank,
+            f"{first}, {program.step(first)}, and {second}, {program.step(second)}, both use "
+            f"{slot} of rank {at}, and no dependency orders them",
+            (first, second),
+            rank=at,
         )
 
 
-def _may_race(program: Program, memory: SlotContents, addresses: Sequence[StepAddress]) -> bool:
+class _Accesses:
+    """Places that each step reads and writes, and the steps of its rank that are known to precede it."""
+
+    def __init__(self, steps: StepColumns, places: Places) -> None:
+        self._counts = steps.num_chunks.tolist()
+        self._sources, self._targets = (places.of(steps.rank, each) for each in (steps.src, steps.dst))
+        self._reads, self._writes = (steps.parts[:, i].tolist() for i in (1, 2))
+        self._adds = (steps.operation == REDUCE).tolist()
+        self._needs, self._first = steps.needs_of(), {*steps.first.tolist()}
+
+    def reads(self, step: int) -> Sequence[int]:
+        """Places that a step reads."""
+        source, count = self._sources[step], self._counts[step]
+        reads = range(source, source + count) if self._reads[step] else ()
+        return (*reads, *self.writes(step)) if self._adds[step] else reads
+
+    def writes(self, step: int) -> Sequence[int]:
+        """Places that a step writes."""
+        target = self._targets[step]
+        return range(target, target + self._counts[step]) if self._writes[step] else ()
+
+    def before(self, step: int) -> Sequence[int]:
+        """Direct predecessors of a step: in its threadblock, and its dependencies."""
+        return self._needs[step] if step in self._first else (step - 1, *self._needs[step])
+
+
+def _may_race(accesses: _Accesses, steps: Sequence[int]) -> bool:
     """True if two accesses to a slot of a rank may race, as no steps of the rank order them.
 
-    - `addresses`: Steps of the rank, in order of the run.
+    - `steps`: Steps of the rank, in order of the run.
     """
-    known: dict[tuple[int, int], int] = {}  # {(threadblock, step): steps known to precede it, and itself}
-    written: dict[Slot, int] = {}  # last write of each slot, as a bit
-    read: dict[Slot, int] = {}  # reads since that write
-    threadblocks, place_of = program.ranks[addresses[0].rank].threadblocks, memory.place
-    for number, (_, t, s) in enumerate(addresses):
-        step, bit = threadblocks[t].steps[s], 1 << number
-        before = known[t, s - 1] if s else 0
-        for each in step.depends:
+    known: dict[int, int] = {}  # {step: steps known to precede it, and itself, as bits}
+    written: dict[int, int] = {}  # last write of each place, as a bit
+    read: dict[int, int] = {}  # reads since that write
+    for number, step in enumerate(steps):
+        bit, before = 1 << number, 0
+        for each in accesses.before(step):
             before |= known[each]
-        known[t, s] = before | bit
-        for slot in read_slots(step):
-            place = place_of(slot)
+        own = known[step] = before | bit
+        for place in accesses.reads(step):
             if written.get(place, 0) & ~before:
                 return True
             read[place] = read.get(place, 0) | bit
-        own = before | bit
-        for slot in written_slots(step):
-            place = place_of(slot)
+        for place in accesses.writes(step):
             if (written.get(place, 0) | read.pop(place, 0)) & ~own:
                 return True
             written[place] = bit
     return False
-
-
-def _right_before(
-    program: Program, address: StepAddress, sent_by: dict[StepAddress, StepAddress]
-) -> set[StepAddress]:
-    """Direct predecessors of a step: in its threadblock, its dependencies, and the send of its message."""
-    rank, t, s = address
-    before = {StepAddress(rank, *each) for each in program.step(address).depends}
-    if s:
-        before.add(StepAddress(rank, t, s - 1))
-    if address in sent_by:
-        before.add(sent_by[address])
-    return before

@@ -29,16 +29,9 @@ from taccl.program.checks import (
     fewest_chunks,
     first_size,
 )
-from taccl.program.execution import (
-    ANYONE,
-    Content,
-    ExecutionState,
-    SlotContents,
-    content_at_start,
-    contents_of,
-    execute,
-    find_races,
-)
+from taccl.program.columns import columns_of
+from taccl.program.contents import ANYONE, Content, Memory, contents_of
+from taccl.program.execution import Run, execute, find_races
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
 
@@ -153,26 +146,28 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     sizes = None if capacity is not None else program.sizes_bytes
     if any(fault.kind == "step" or (fault.kind == "queue" and fault.steps) for fault in faults):
         return Interpretation(tuple(faults), 0, outputs_checked=False, sizes_bytes=sizes)
-    execution, hang, hangs_from = _run_at_all_sizes(program, capacity)
+    run, hang, hangs_from = _run_at_all_sizes(program, capacity)
     report(iter([hang] if hang is not None else []))
-    report(find_races(program, execution))
-    checked = execution.stuck is None and collective is not None
+    memory = Memory(program, layouts)
+    report(find_races(program, run, memory.places))
+    checked = run.stuck is None and collective is not None
     if checked:
         assert collective is not None
-        report(_check_contents(execution.memory, layouts, collective, in_place=program.in_place))
-    return Interpretation(tuple(faults), len(execution.done), checked, sizes, hangs_from)
+        memory.run(run.steps, run.messages, run.chunks)
+        report(_check_contents(memory, layouts, collective, in_place=program.in_place))
+    return Interpretation(tuple(faults), len(run.done), checked, sizes, hangs_from)
 
 
 def _run_at_all_sizes(
     program: Program, capacity: int | None
-) -> tuple[ExecutionState, ProgramFault | None, dict[str, int]]:
+) -> tuple[Run, ProgramFault | None, dict[str, int]]:
     """Run a program at its sizes; return (best run, hang or None, {library: first size that hangs}).
 
     The best run is the one with the fewest chunks per message that reaches the end. If all hang, it is the
     one with the most chunks per message. Sizes are in bytes.
     """
     # A message has chunks of one step only, so a limit above the chunks of the largest step has no effect.
-    most = min(max((step.count for _, step in program.steps()), default=1), MAX_CHUNKS)
+    most = min(max(columns_of(program).num_chunks.tolist(), default=1), MAX_CHUNKS)
     least_bytes, most_bytes = program.sizes_bytes or (0, NO_LIMIT)
     low, high = min(fewest_chunks(program, most_bytes), most), most
     if capacity is not None:
@@ -203,19 +198,22 @@ def _run_at_all_sizes(
 
 
 def _check_contents(
-    memory: Sequence[SlotContents], layouts: Sequence[RankLayout], collective: Collective, *, in_place: bool
+    memory: Memory, layouts: Sequence[RankLayout], collective: Collective, *, in_place: bool
 ) -> Iterator[ProgramFault]:
     """Yield faults of outputs and, if the program is out of place, of inputs that it overwrote."""
-    expected = contents_of(collective)
+    expected = [memory.number(content) for content in contents_of(collective)]
+    begins = memory.places.begin.tolist()
     for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.outputs):
-            found = memory[rank][Slot("output", index)]
+            found = memory.at(begins[rank][1] + index)
             if found != expected[chunk]:
-                text = f"should hold chunk {chunk}, and holds {_describe(found, expected[chunk])}"
+                differs = _describe(memory.contents[found], memory.contents[expected[chunk]])
+                text = f"should hold chunk {chunk}, and holds {differs}"
                 yield ProgramFault("output", f"output[{index}] of rank {rank} {text}", rank=rank, chunk=chunk)
     for rank, where in enumerate(() if in_place else layouts):
         for index, chunk in enumerate(where.inputs):
-            if memory[rank][Slot("input", index)] != content_at_start(collective, rank, chunk):
+            place = begins[rank][0] + index
+            if memory.at(place) != memory.at_start[place]:
                 text = f"its chunk {chunk}, was overwritten; out of place the input must stay unchanged"
                 yield ProgramFault("input", f"input[{index}] of rank {rank}, {text}", rank=rank, chunk=chunk)
 

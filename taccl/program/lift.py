@@ -22,8 +22,10 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses, Problem
 from taccl.program.checks import MAX_CHUNKS, parcels_of
-from taccl.program.execution import Content, contents_of, execute
+from taccl.program.contents import Content, Memory, contents_of
+from taccl.program.execution import execute
 from taccl.program.interpret import interpret
+from taccl.program.layout import layouts_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Queue, StepAddress
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import Schedule, make_schedule
@@ -172,21 +174,21 @@ def _trace(program: Program) -> list[TracedMessage]:
     collective = program.collective
     if collective is None:
         raise InputError("its collective is unknown; read it with collective=...", where=program.name)
-    contents: dict[StepAddress, list[Content]] = {}
     # The largest messages wait least for room; their size does not change the content sent.
-    execution = execute(program, chunks=MAX_CHUNKS, sent=contents)
-    assert execution.stuck is None, "a program is traced once it was interpreted"
+    run, memory = execute(program, chunks=MAX_CHUNKS), Memory(program, layouts_of(program))
+    assert run.stuck is None, "a program is traced once it was interpreted"
+    contents = memory.run(run.steps, run.messages, run.chunks)
     receiver = {parcel.send: parcel.receive for parcel in parcels_of(program)}
     derived = {
         content: chunk
         for chunk, content in enumerate(contents_of(collective) if collective.derivations else ())
     }
     sent: list[TracedMessage] = []
-    for address in execution.done:
+    for step, address in zip(run.done, run.steps.addresses(run.done), strict=True):
         queue = program.threadblock(address).sends_into(address.rank)
-        if address not in contents or queue is None:
+        if step not in contents or queue is None:
             continue
-        held = contents[address]
+        held = [memory.contents[number] for number in contents[step]]
         chunks = [_chunk(each, derived, address) for each in held]
         sent.append(TracedMessage(address, queue, held, chunks, receiver[address]))
     return sent

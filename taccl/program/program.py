@@ -208,6 +208,11 @@ class Program:
         """Number of channels: one more than the highest in use, at least 1."""
         return 1 + max((threadblock.channel for _, threadblock in self.threadblocks()), default=0)
 
+    @cached_property
+    def cache(self) -> dict[Any, Any]:
+        """Derived data, computed once and kept with the program."""
+        return {}
+
     @property
     def size_chunks(self) -> int:
         """Number of chunks into which a size is divided: those of the largest input or output; at least 1."""

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from taccl.errors import InputError
-from taccl.program.checks import Parcel, match
+from taccl.program.checks import Parcel, check_steps, match
+from taccl.program.columns import columns_of
 from taccl.program.execution import running_order
 from taccl.program.program import Program, Queue, RankProgram, Slot, Step, StepAddress, Threadblock
 from tests.program.examples import program_of, with_steps
@@ -78,3 +79,33 @@ def test_a_deadlock_has_no_order():
     program = with_steps(program, 1, block, (replace(send, depends=((other, 0),)),))
     with pytest.raises(InputError, match="wait for each other"):
         running_order(program)
+
+
+def test_numbers_beyond_64_bits_are_faults_and_no_overflow():
+    """A slot and a count that no column of 64 bits holds are reported with their numbers."""
+    far = Step("copy", Slot("input", 2**70), Slot("output", -(2**70)), 1)
+    many = Step("copy", Slot("input", 0), Slot("output", 0), 2**70)
+    program = Program("far", (RankProgram(9, 9, 0, (Threadblock((far, many)),)),))
+    texts = [fault.message for fault in check_steps(program)]
+    assert [str(2**70) in texts[0], str(-(2**70)) in texts[1], str(2**70 - 1) in texts[2]] == [True] * 3
+
+
+def test_a_dependency_on_another_rank_or_past_the_end_is_no_step():
+    """Dependencies count steps of the own rank only, so the last step's successor is no step."""
+    copy = Step("copy", Slot("input", 0), Slot("output", 0))
+    ranks = (
+        RankProgram(
+            1,
+            1,
+            0,
+            (
+                Threadblock(
+                    (copy, replace(copy, depends=((0, 0), (0, 2), (1, 0)))),
+                ),
+            ),
+        ),
+        RankProgram(1, 1, 0, (Threadblock((copy,)), Threadblock((copy,)))),
+    )
+    steps = columns_of(Program("needs", ranks))
+    assert steps.needs_of() == [[], [0, -1, -1], [], []]
+    assert steps.addresses([1, 3]) == [StepAddress(0, 0, 1), StepAddress(1, 1, 0)]

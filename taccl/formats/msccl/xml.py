@@ -25,7 +25,7 @@ from taccl.errors import ExportError, FormatError, LossyConversionWarning, warn
 from taccl.formats.program_kind import ProgramKind, collective_of, kind_of, sizes_of, warn_of_split
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.problem.collective import Collective
-from taccl.program.checks import NO_LIMIT, check_ends, check_steps, traffic
+from taccl.program.checks import NO_LIMIT, check_ends, check_steps, parcels_of
 from taccl.program.program import (
     OPERATIONS,
     PROTOCOLS,
@@ -379,11 +379,10 @@ def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
     """({receiving step: slot that the peer sends from}, {sending step: slot that the peer receives into})."""
     sources: Mirrored = {}
     targets: Mirrored = {}
-    sent, received = traffic(program)
-    for queue, sends in sent.items():
-        for (send, ours), (receive, theirs) in zip(sends, received[queue], strict=False):
-            targets[send] = theirs.dst or theirs.src
-            sources[receive] = ours.src or ours.dst
+    for parcel in parcels_of(program):
+        ours, theirs = program.step(parcel.send), program.step(parcel.receive)
+        targets[parcel.send] = theirs.dst or theirs.src
+        sources[parcel.receive] = ours.src or ours.dst
     return sources, targets
 
 

@@ -24,7 +24,8 @@ from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.problem.collective import Collective
-from taccl.program.execution import Content, Event, content_at_start, contents_of, unordered
+from taccl.program.contents import Content, content_at_start, contents_of
+from taccl.program.execution import Event, unordered
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import Slot
 

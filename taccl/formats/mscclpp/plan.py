@@ -25,6 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from taccl._internal.arguments import Bytes, Count, Natural, checked
 from taccl.errors import ExportError, FallbackWarning, InputError, VerificationError, warn
 from taccl.formats.mscclpp.executor import run_plan
@@ -33,7 +35,7 @@ from taccl.formats.mscclpp.messages import place_messages
 from taccl.formats.mscclpp.registration import registration_snippet
 from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split
 from taccl.problem.collective import Collective
-from taccl.program.checks import queue_ends
+from taccl.program.columns import columns_of
 from taccl.program.program import Program
 from taccl.runtimes.table import RUNTIMES
 
@@ -145,7 +147,8 @@ def build_mscclpp_plan(
             f"offsets of 32 bits limit this plan to {reach} bytes, but it is for "
             f"{least} to {most} bytes; give max_bytes={reach}"
         )
-    queues = sorted(queue_ends(program)[0])
+    steps = columns_of(program)
+    queues = [steps.queues[number] for number in np.unique(steps.outgoing[steps.outgoing >= 0]).tolist()]
     parts = [PlanGpu(program, r, nodes, messages, queues) for r in range(program.num_ranks)]
     gpus = [
         part.plan(own, split is not False, max_threadblocks) for part, own in zip(parts, buffers, strict=True)
