@@ -16,7 +16,7 @@ from taccl.errors import NumericsWarning, TopologyError, warn
 from taccl.topology.links import columns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -101,10 +101,19 @@ def hold_costs_us(topology: Topology) -> tuple[NDArray[np.float64], NDArray[np.f
     if (other := topology.cache.get(REVERSED_FROM)) is not None:
         return hold_costs_us(other)
     alpha_us, us_per_mb = (
-        _frozen(np.fromiter(map(float, costs), np.float64, len(topology.holds)))
+        _frozen(np.fromiter(_floats(costs), np.float64, len(topology.holds)))
         for costs in columns_of(topology.holds, 2, 3)
     )
     return alpha_us, us_per_mb
+
+
+def _floats(costs: Iterable[Fraction]) -> Iterator[float]:
+    """Yield the costs as floating-point numbers; each object, which many holds share, is converted once."""
+    known: dict[int, float] = {}
+    for cost in costs:
+        if id(cost) not in known:
+            known[id(cost)] = float(cost)
+        yield known[id(cost)]
 
 
 @cached

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise, permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,19 +133,24 @@ class _Costs:
     def __init__(self, topology: Topology, index: dict[tuple[int, int], int]) -> None:
         self._topology, self._index = topology, index
         self._known: dict[tuple[int, int], Cost] = {}
+        self._of_kind: dict[tuple[Any, ...], Cost] = {}
 
     def __contains__(self, ends: tuple[int, int]) -> bool:
         return ends in self._index
 
     def __getitem__(self, ends: tuple[int, int]) -> Cost:
-        if ends not in self._known:
-            each, holds = (
-                self._topology.links[self._index[ends]],
-                self._topology.holds_of_link[self._index[ends]],
-            )
-            kinds = sorted((hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in holds)
-            self._known[ends] = ((each.alpha_us, each.beta_us_per_mb), *kinds)
-        return self._known[ends]
+        found = self._known.get(ends)
+        if found is None:
+            index = self._index[ends]
+            each, holds = self._topology.links[index], self._topology.holds_of_link[index]
+            # Links of one kind mostly share their fractions, whose identities are compared faster.
+            shared = [(id(hold.alpha_us), id(hold.beta_us_per_mb), hold.side) for hold in holds]
+            kind = (id(each.alpha_us), id(each.beta_us_per_mb), *shared)
+            if kind not in self._of_kind:
+                kinds = sorted((hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in holds)
+                self._of_kind[kind] = ((each.alpha_us, each.beta_us_per_mb), *kinds)
+            found = self._known[ends] = self._of_kind[kind]
+        return found
 
     def get(self, ends: tuple[int, int]) -> Cost | None:
         """Cost of the link from the first rank to the second; None if there is no link."""
