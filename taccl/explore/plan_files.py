@@ -126,7 +126,9 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
         save(each.schedule, folder / row["schedule"], extra=extra)
     notes, names, registration, coverage = list(plan.notes), dict[str, None](), dict[str, str](), {}
     for runtime in map(runtime_named, plan.runtimes):
-        found = runtime.made("files", PlanFiles, runtime, plan)
+        found = PlanFiles({}, [{} for _ in rows], ())
+        if plan.has_programs:
+            found = runtime.made("files", PlanFiles, runtime, plan)
         _check_files(found, runtime, plan, names)
         for name, text in found.contents.items():
             (folder / name).parent.mkdir(exist_ok=True)

@@ -113,14 +113,14 @@ def _takes_s(each: PlanRange, *, is_other: bool) -> float:
 
 
 def _other_place(each: PlanRange) -> str:
-    return "out of place" if each.program.in_place else "in place"
+    return "out of place" if each.lowered.in_place else "in place"
 
 
 def _placed(
     runtime: Runtime, plan: Plan, each: PlanRange, stem: str, ranks_per_node: int | None, *, is_other: bool
 ) -> _PlacedPlan:
     """MSCCL++ plan of a range for calls in the place of its program, or with `is_other` in the other one."""
-    file, key, notes, program = f"{stem}.plan.json", "mscclpp", list[str](), each.program
+    file, key, notes, program = f"{stem}.plan.json", "mscclpp", list[str](), each.lowered
     if is_other:
         place = _other_place(each)
         key = f"mscclpp_{place.replace(' ', '_')}"
@@ -130,7 +130,7 @@ def _placed(
         except (ExportError, InputError) as error:
             notes.append(f"{stem.partition('.')[0]} has no MSCCL++ plan {place}: {error.reason}")
             return _PlacedPlan(key, file, None, not program.in_place, notes)
-        notes += [f"{file}: {note}" for note in program.notes if note not in each.program.notes]
+        notes += [f"{file}: {note}" for note in program.notes if note not in each.lowered.notes]
     content = _plan_of(runtime, plan, each, program, file, ranks_per_node, notes)
     return _PlacedPlan(key, file, content, program.in_place, notes)
 

@@ -33,7 +33,7 @@ class PlanRange:
     - `finish_min`, `finish_max`: Exact finish in microseconds at `min_bytes` and at `max_bytes`.
     - `bound`, `bound_min`, `bound_max`: Lower bounds on the finish of any schedule, with any sketch and
       chunking, at the size of `schedule`, at `min_bytes` and at `max_bytes`.
-    - `program`: Program for a runtime.
+    - `program`: Program for a runtime; None if there was too little time for it.
     """
 
     min_bytes: int
@@ -45,7 +45,7 @@ class PlanRange:
     bound: Certificate
     bound_min: Certificate
     bound_max: Certificate
-    program: Program
+    program: Program | None
 
     @property
     def gap(self) -> float:
@@ -57,13 +57,24 @@ class PlanRange:
         """Protocol of the range's messages; empty if the topology has no protocols."""
         return self.schedule.problem.topology.protocol
 
+    @property
+    def lowered(self) -> Program:
+        """The program; a plan with programs has one in each range."""
+        assert self.program is not None, "files are written only for plans with programs"
+        return self.program
+
     def predicted_us(self, finish: Fraction) -> float:
         """Predicted time in microseconds: the schedule's launch time plus `finish`."""
         return float(self.schedule.launch + finish)
 
     @property
-    def scratch_bytes(self) -> int:
-        """Scratch bytes per rank that the program needs at the largest size; 0 for an unknown collective."""
+    def scratch_bytes(self) -> int | None:
+        """Scratch bytes per rank that the program needs at the largest size; 0 for an unknown collective.
+
+        None if there is no program.
+        """
+        if self.program is None:
+            return None
         if self.program.collective is None:
             return 0
         return -(-self.max_bytes * self.program.scratch_chunks // self.program.collective.size_chunks)
@@ -132,6 +143,11 @@ class Plan:
     both_places: bool = False
     stages: Stages = Stages()
     until: Deadline = field(default=NEVER, compare=False)
+
+    @property
+    def has_programs(self) -> bool:
+        """True if every range has a program, so that `save` writes files for runtimes."""
+        return all(each.program is not None for each in self.ranges)
 
     @checked
     def range_of(self, size: Size) -> PlanRange:

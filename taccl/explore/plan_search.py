@@ -38,11 +38,11 @@ _PROGRAMS_SHARE = 0.6
 #: `_FEWEST_PROGRAMS`: if there is no time to lower this many programs, none is lowered before the comparison
 #: of ranges.
 _LOWER_S, _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 1.5e-4, 5e-4, 0.5, 2
+#: `_TIMING_S`: CPU seconds per send to time and verify a schedule at the sizes of its range (estimate).
 #: `_QUICK_S`: max CPU seconds of a baseline that is built for several sizes even if time is up.
-#: `_LATE_S`: seconds beyond the time limit that are allowed for the first program.
-#: `_MOST_LATE_S`: max seconds beyond the time limit if the first program takes longer by estimate, as for a
-#: hundred ranks; a busy machine may take more.
-_QUICK_S, _LATE_S, _MOST_LATE_S = 0.1, 1.5, 10.0
+#: `_LATE_S`: seconds beyond the time limit that are allowed for the first program and the times of its range.
+#: `_BRIEF_S`: seconds that are allowed for the first program in any case.
+_TIMING_S, _QUICK_S, _LATE_S, _BRIEF_S = 4e-5, 0.1, 1.5, 0.25
 #: Min seconds that must be left for a synthesis to begin.
 LEAST_SYNTHESIS_S = 0.1
 
@@ -227,7 +227,7 @@ class PlanSearch:
             notes.append(
                 f"{large} of more than {int(most)} sends left out: too little time to write such programs"
             )
-        programs: dict[TimedSchedule, Program] = {}
+        programs: dict[TimedSchedule, Program] = {}  # of the fastest schedules, as far as time allows
         programs_s = _PROGRAMS_SHARE * limit.left_s
         fewest = min(len(each.schedule) for each in able)
         if _FEWEST_PROGRAMS * _LOWER_S * _work_per_send(lowering) * fewest > programs_s:
@@ -238,14 +238,17 @@ class PlanSearch:
                 tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes, able)
         except OutOfTime:
             self.stopped, status = "time limit", "timed-out"
-            tiles = self._tiles_in_haste(max_ranges, lowering, programs, limit.at_least(0.0).later(_LATE_S))
-            notes.append("too little time to write programs for all schedules; give more time")
+            timing_s = busy_factor() * _TIMING_S * fewest
+            until = limit.later(_LATE_S - timing_s).at_least(_BRIEF_S)
+            tiles = self._tiles_in_haste(max_ranges, lowering, programs, until)
+            if programs:
+                notes.append("too little time to write programs for all schedules; give more time")
         self.log.end("programs", status=status)
         for first, last, winner in tiles:
             ends = f"{format_size(first)} to {format_size(last)}"
-            notes += [f"{ends}: {note}" for note in programs[winner].notes]
+            notes += [f"{ends}: {note}" for note in (programs[winner].notes if winner in programs else ())]
         found = tuple(
-            range_of(tile, programs[tile[2]], limit, 3 * (len(tiles) - number), self.bounds)
+            range_of(tile, programs.get(tile[2]), limit, 3 * (len(tiles) - number), self.bounds)
             for number, tile in enumerate(tiles)
         )
         self.log.end("bounds of the ranges")
@@ -261,10 +264,10 @@ class PlanSearch:
         """Ranges of sizes (tiles) when time is short, each with the fastest schedule that has a program.
 
         First, the best schedules for the largest and the smallest size are lowered to programs, as far as
-        time allows. The result is a single tile if there are more than `max_ranges`, or time runs out. Sizes
-        above the largest for which a schedule was made are left to the library's own algorithms. Raises
-        `NoSolutionError` if no schedule has a program by the limit, or `ExportError` if the runtime's files
-        can hold no program.
+        time allows. The result is a single tile if there are more than `max_ranges`, or time runs out. If no
+        program is ready by the limit, it has the best schedule for the largest size, without a program.
+        Sizes above the largest for which a schedule was made are left to the library's own algorithms.
+        Raises `ExportError` if the runtime's files can hold no program.
         """
         made = {size for each in self.candidates for size in each.made_us}
         last = max(made)
@@ -273,16 +276,16 @@ class PlanSearch:
             self._add_program(size, lowering, programs, limit)
         if not programs and isinstance(self.failure, ExportError):
             raise self.failure
-        if not programs:
-            fewest = min(len(each.schedule) for each in self.candidates)
-            needed_s = _LOWER_S * _work_per_send(lowering) * fewest
-            smallest = f"the smallest has {fewest} sends, for about {math.ceil(needed_s)} s"
-            said = f"no schedule became a program in time: {smallest}"
-            more = "more time, or fewer instances" if lowering.get("instances", 1) != 1 else "more time"
-            raise NoSolutionError(f"{said} after the search; give {more}")
         if len(grid) < len(self.grid):
             most = format_size(grid[-1])
             self.notes.append(f"too little time for sizes above {most}: the library serves them")
+        if not programs:
+            best = self._by_time(last)[0]
+            needed_s = _LOWER_S * _work_per_send(lowering) * len(best.schedule)
+            about = f"no program, as that of {len(best.schedule)} sends takes about {math.ceil(needed_s)} s"
+            more = "more time, or fewer instances" if lowering.get("instances", 1) != 1 else "more time"
+            self.notes.append(f"{about}: give {more}, or use `taccl convert` for the schedule")
+            return [(grid[0], grid[-1], best)]
         if len(programs) == 1:  # its times are needed for no comparison
             return [(grid[0], grid[-1], next(iter(programs)))]
         with contextlib.suppress(OutOfTime), limit.enforced():
@@ -291,29 +294,21 @@ class PlanSearch:
                 return tiles
         return [(grid[0], grid[-1], min(programs, key=lambda each: each.finish(grid[-1])))]
 
+    def _by_time(self, size: int) -> list[TimedSchedule]:
+        """Candidates by their predicted time at a size for which they were made, the fastest first."""
+        return sorted(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
+
     def _add_program(
         self, size: int, lowering: dict[str, Any], programs: dict[TimedSchedule, Program], limit: Deadline
     ) -> None:
-        """Lower the fastest schedule for `size` that can be lowered in time, and add it to `programs`.
-
-        If there is no program yet, each try has extra time on a busy machine. The schedule with the fewest
-        sends is then tried even after the limit, as there is no plan without a program: for up to twice its
-        estimated time, within bounds.
-        """
-        send_s = _LOWER_S * _work_per_send(lowering)
-        in_order = sorted(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
-        fewest = min(in_order, key=lambda each: len(each.schedule))
-        for each in in_order:
+        """Lower the fastest schedule for `size` whose program is ready by the limit; add it to `programs`."""
+        for each in self._by_time(size):
             if each in programs:
                 return
-            until = limit if programs else limit.later((busy_factor() - 1) * _LATE_S)
-            if each is fewest and not programs:
-                late_s = min(2 * send_s * len(each.schedule), busy_factor() * _MOST_LATE_S)
-                until = until.at_least(max(_LATE_S, late_s))
-            elif send_s * len(each.schedule) > until.left_s:
+            if _LOWER_S * _work_per_send(lowering) * len(each.schedule) > limit.left_s:
                 continue
             try:
-                with contextlib.suppress(OutOfTime), until.enforced():
+                with contextlib.suppress(OutOfTime), limit.enforced():
                     programs[each] = runnable(each.schedule, lowering, self.runtime)
                     return
             except ExportError as error:

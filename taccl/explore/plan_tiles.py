@@ -175,9 +175,12 @@ def ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
     return finish / best if best else 1
 
 
-def range_of(tile: Tile, program: Program, until: Deadline, left: int, known: KnownBounds) -> PlanRange:
+def range_of(
+    tile: Tile, program: Program | None, until: Deadline, left: int, known: KnownBounds
+) -> PlanRange:
     """Plan range of a tile: its schedule, with finish and lower bound at both ends and at its own size.
 
+    - `program`: Program of the schedule; None if there was too little time for it.
     - `until`: Deadline for the lower bounds of this range and of the ranges after it.
     - `left`: Number of lower bounds to compute until then.
     - `known`: Lower bounds from syntheses, for sizes at which none can be computed in time.

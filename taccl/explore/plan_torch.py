@@ -32,7 +32,7 @@ def check(_runtime: Runtime, program: Program) -> None:
 
 def files(_runtime: Runtime, plan: Plan) -> PlanFiles:
     """A PyTorch module for each range of sizes, which serves calls both in place and out of place."""
-    found = PlanFiles.of_ranges(plan, "torch", ".py", lambda each: dump_torch_module(each.program))
+    found = PlanFiles.of_ranges(plan, "torch", ".py", lambda each: dump_torch_module(each.lowered))
     both = [replace(each, in_place=place) for place in (True, False) for each in found.served]
     how = "with PyTorch: taccl.torch.load of the folder, or without taccl `Collective` of"
     return replace(found, served=both, registration={next(iter(found.contents)): how})

@@ -48,7 +48,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     for number, (name, each) in enumerate(zip(names, plan.ranges, strict=True), 1):
         contents[name] = _xml_text(each, f"taccl-{plan.collective}-{number}", runtime)
         sizes = (each.min_bytes, each.max_bytes)
-        served.append(ServedSizes(name, *sizes, each.program.in_place, num_chunks=each.program.size_chunks))
+        served.append(ServedSizes(name, *sizes, each.lowered.in_place, num_chunks=each.lowered.size_chunks))
     contents[_SCRIPT] = environment_text(plan, runtime, names)
     root = root_of(plan)
     remarks = [] if root is None else [unseen_root(plan.collective, root)]
@@ -59,7 +59,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
 def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
     # MSCCL serves sizes from minBytes up to, but not including, maxBytes; some runtimes include it.
     most = each.max_bytes + (not runtime.includes_most)
-    return _xml_of(each.program, runtime, min_bytes=each.min_bytes, max_bytes=most, name=name)
+    return _xml_of(each.lowered, runtime, min_bytes=each.min_bytes, max_bytes=most, name=name)
 
 
 def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
@@ -71,19 +71,19 @@ def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
 
 def root_of(plan: Plan) -> int | None:
     """Root of the plan's collective; None if runtimes know it as a collective without a root."""
-    return kind_of(plan.ranges[0].program, "a plan").root
+    return kind_of(plan.ranges[0].lowered, "a plan").root
 
 
 def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
     """Shell script that makes an MSCCL XML runtime load the plan's files; source it before a job starts."""
-    place = "in place" if plan.ranges[0].program.in_place else "out of place"
+    place = "in place" if plan.ranges[0].lowered.in_place else "out of place"
     lines = [
         f"# {plan.collective} on {shown(plan.topology.name)}, {place}, for {runtime.title}: source it.",
         "# The library's own algorithms serve other sizes, and those that do not divide into chunks.",
     ]
     lines += [
         f"#   {name}: {format_size(each.min_bytes)} to {format_size(each.max_bytes)}, "
-        f"{shown(each.source)}; at most {format_size(each.scratch_bytes)} of scratch"
+        f"{shown(each.source)}; at most {format_size(each.scratch_bytes or 0)} of scratch"
         for name, each in zip(files, plan.ranges, strict=True)
     ]
     if runtime.max_files is not None and len(files) > runtime.max_files:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -435,12 +436,27 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
         taccl.plan("ring:4", "allgather", baselines=False)
 
 
-@pytest.mark.slow
+def test_a_plan_without_time_for_programs_has_schedules_alone(tmp_path, monkeypatch):
+    """If even the smallest program takes too long by estimate, the plan says so, and has its schedules."""
+    monkeypatch.setattr(plan_search, "_LOWER_S", 10.0)
+    monkeypatch.setattr(plan_search, "runnable", None)
+    plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=0.5)
+    note = "no program, as that of 12 sends takes about [0-9]+ s: give more time, or use `taccl convert`"
+    assert any(re.match(note, each) for each in plan.notes)
+    assert [(each.program, each.scratch_bytes) for each in plan.ranges] == [(None, None)]
+    paths = plan.save(tmp_path / "plan")
+    assert {path.name for path in paths} == {"plan.json", "range-01.json"}
+    assert json.loads(paths[0].read_text())["coverage"]["msccl"] == "msccl: no file"
+    assert taccl.load(paths[1]) == plan.ranges[0].schedule
+
+
 def test_lowering_obeys_the_time_limit(monkeypatch):
-    """If no program is ready in time, the error gives a remedy, and no work continues."""
+    """A program that takes longer than estimated is given up at the time limit."""
     monkeypatch.setattr(plan_search, "runnable", endless)
-    with pytest.raises(NoSolutionError, match="12 sends, for about 1 s after the search; give more time"):
-        taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=0.5)
+    search = baselines_only()
+    ranges, _ = search.ranges(4, {"in_place": False}, Deadline.after(-1.5))
+    assert [each.program for each in ranges] == [None]
+    assert any(each.startswith("no program, as that of 12 sends takes about 1 s") for each in search.notes)
 
 
 @pytest.mark.slow
@@ -539,13 +555,18 @@ def test_without_time_the_schedule_of_the_fewest_sends_gets_a_program(monkeypatc
     plan = brief_plan("ring:4", "allgather", sizes=GRID, backend="greedy")
     assert [len(each.schedule) for each in plan.ranges] == [fewest]
     fewest = 0
-    with pytest.raises((ExportError, NoSolutionError), match="too many steps|no schedule became a program"):
+    if isinstance(why, OutOfTime):
+        plan = brief_plan("ring:4", "allgather", sizes=GRID, backend="greedy")
+        assert [each.program for each in plan.ranges] == [None]
+        return
+    with pytest.raises(ExportError, match="too many steps"):
         brief_plan("ring:4", "allgather", sizes=GRID, backend="greedy")
 
 
 def test_a_program_that_takes_most_of_the_time_gets_all_of_it(monkeypatch):
     """If even the smallest program exceeds its share of the time, no attempt at several programs precedes it."""
-    monkeypatch.setattr(plan_search, "_LOWER_S", 1e3)
+    monkeypatch.setattr(plan_search, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(plan_search, "_LOWER_S", 2.0)
     monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", endless)
     search = plan_search.PlanSearch(GRID[:1], lambda _: None, [FOUR])
     problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
@@ -553,29 +574,6 @@ def test_a_program_that_takes_most_of_the_time_gets_all_of_it(monkeypatch):
     ranges, notes = search.ranges(4, {"in_place": False}, Deadline.after(60.0))
     assert [each.source for each in ranges] == ["baseline ring, for 1KB"]
     assert "too little time to write programs for all schedules; give more time" in notes
-
-
-def test_a_first_program_may_exceed_the_limit_by_its_estimated_time(monkeypatch):
-    """At the end of the time, the smallest schedule still gets a program if that takes seconds by estimate.
-
-    Lowering takes 0.3 s here, and is estimated at 12 s.
-    """
-
-    def slow(*given):
-        ends = time.monotonic() + 0.3
-        while time.monotonic() < ends:
-            pass
-        return runnable(*given)
-
-    runnable = plan_search.runnable
-    monkeypatch.setattr(plan_search, "runnable", slow)
-    monkeypatch.setattr(plan_search, "_LATE_S", 0.01)
-    monkeypatch.setattr(plan_search, "_LOWER_S", 1.0)
-    search = plan_search.PlanSearch(GRID[:1], lambda _: None, [FOUR])
-    problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
-    search.add(taccl.baselines.ring(problem), "baseline ring, for 1KB")
-    ranges, _ = search.ranges(4, {"in_place": False}, Deadline.after(0.0))
-    assert len(ranges) == 1
 
 
 def test_a_range_of_one_size_is_verified_and_bounded_once(monkeypatch):
