@@ -27,12 +27,13 @@ _DENSE_SHARE, _MOST_DENSE = 0.05, 512
 #: Length added to each arc, as SciPy drops arcs of length 0.
 #: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.
 _STEP = 2.0**-20
-#: Limits of Bellman-Ford, which replaces SciPy on small graphs (up to about 0.1 s). A round relaxes each arc
-#: once for each start.
+#: Limits of algorithms in rounds, which replace SciPy on small graphs (up to about 0.1 s). A round of
+#: Bellman-Ford relaxes each arc once for each start; one of the search for components relaxes it once.
 #: `_MOST_IN_ROUNDS`: max product of the numbers of starts and arcs; above it, SciPy is used at once.
 #: `_FEW_ROUNDS`: number of rounds that are run in any case before SciPy is used.
-#: `_ROUNDS_WORK`: further rounds are run until this number of relaxations is reached.
-_MOST_IN_ROUNDS, _FEW_ROUNDS, _ROUNDS_WORK = 4_000_000, 6, 400_000
+#: `_ROUNDS_WORK`: further rounds are run until this number of relaxations is reached; the second number
+#: applies until SciPy is loaded.
+_MOST_IN_ROUNDS, _FEW_ROUNDS, _ROUNDS_WORK = 4_000_000, 6, (400_000, 5_000_000)
 #: Max arcs, summed over all maximum flows to compute, for which SciPy is not loaded (up to about 0.1 s).
 _MOST_FLOW_ARCS = 4_000
 
@@ -93,12 +94,17 @@ def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:
     order = np.argsort(dst, kind="stable")
     heads, first = np.unique(dst[order], return_index=True)
     length = np.broadcast_to(length, len(src))[order]
-    for _ in range(max(_FEW_ROUNDS, _ROUNDS_WORK // (len(found) * len(src)))):
+    for _ in range(_most_rounds(len(found) * len(src))):
         reached = np.minimum.reduceat(found[:, src[order]] + length, first, axis=1)
         if (reached >= found[:, heads]).all():
             return True
         found[:, heads] = np.minimum(found[:, heads], reached)
     return False
+
+
+def _most_rounds(num_relaxed: int) -> int:
+    """Max rounds of `num_relaxed` relaxations each, before SciPy is used."""
+    return max(_FEW_ROUNDS, _ROUNDS_WORK["scipy.sparse.csgraph" not in sys.modules] // num_relaxed)
 
 
 def paths_from_nearest(
@@ -136,6 +142,9 @@ def _without_steps(found: Floats) -> Floats:
 
 def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
     """(num_nodes,) index of each node's strongly connected component."""
+    known = _strong_components(num_nodes, src, dst)
+    if known is not None:
+        return known
     require_address_space()
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
@@ -143,6 +152,37 @@ def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
     graph = csr_array((np.ones(len(src), np.int8), (src, dst)), shape=(num_nodes, num_nodes))
     found: Ints = connected_components(graph, connection="strong")[1].astype(np.int64)
     return found
+
+
+def _strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints | None:
+    """`strong_components` without SciPy; None if that takes too many rounds.
+
+    Each node gets the smallest node from which it is reached. Nodes that also reach this node are in its
+    component; the search goes on without them.
+    """
+    every, rounds = np.arange(num_nodes), _most_rounds(max(1, len(src)))
+    root_of, is_left = np.full(num_nodes, -1), np.ones(num_nodes, bool)
+
+    def spread(value: Ints, tail: Ints, head: Ints) -> Ints:
+        nonlocal rounds
+        is_changed = True
+        while is_changed and rounds > 0:
+            before, rounds = value.copy(), rounds - 1
+            np.minimum.at(value, head, value[tail])
+            is_changed = bool((value != before).any())
+        return value
+
+    while is_left.any():
+        inside = is_left[src] & is_left[dst]
+        tail, head = src[inside], dst[inside]
+        root = spread(every.copy(), tail, head)
+        same = root[tail] == root[head]
+        returns = spread((root != every).astype(np.int64), head[same], tail[same]) == 0
+        if rounds <= 0:
+            return None
+        root_of[returns & is_left] = root[returns & is_left]
+        is_left &= ~returns
+    return np.unique(root_of, return_inverse=True)[1].astype(np.int64)
 
 
 def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:

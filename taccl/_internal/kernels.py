@@ -136,8 +136,19 @@ def _dispatcher(kernel: _Kernel, function: Callable[..., Any], options: dict[str
 
 @cache
 def _teach_numba() -> None:
-    """Make numba use the dispatcher of a kernel that compiled code calls."""
+    """Make numba use the dispatcher of a kernel that compiled code calls.
+
+    Also let numba take for granted that SciPy has a BLAS: it would load ``scipy.linalg`` (0.2 s of CPU) to
+    see that. Functions that need BLAS still load it.
+    """
     from numba.extending import typeof_impl
+    from numba.np import linalg
+
+    ensure_blas, linalg.ensure_blas = linalg.ensure_blas, lambda: None
+    try:
+        import numba.np.arraymath  # noqa: F401  calls `ensure_blas` once, when it is imported
+    finally:
+        linalg.ensure_blas = ensure_blas
 
     @typeof_impl.register(_Kernel)
     def type_of(kernel: _Kernel, context: Any) -> Any:

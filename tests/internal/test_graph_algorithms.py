@@ -50,8 +50,11 @@ def test_shortest_paths_are_those_of_networkx(seed, by_scipy, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nodes_of_a_component_reach_each_other(seed):
-    """Two nodes share a component number exactly if each reaches the other."""
+@pytest.mark.parametrize("by_scipy", [False, True])
+def test_nodes_of_a_component_reach_each_other(seed, by_scipy, monkeypatch):
+    """Two nodes share a component number exactly if each reaches the other, by SciPy and without it."""
+    if by_scipy:
+        monkeypatch.setattr(graph_algorithms, "_most_rounds", lambda _: 0)
     num_nodes, src, dst, _ = random_graph(seed)
     number = strong_components(num_nodes, src, dst)
     reached = np.isfinite(shortest_paths(num_nodes, src, dst, 1, np.arange(num_nodes)))
@@ -87,12 +90,13 @@ def test_maximum_flows_by_scipy_and_without_it_agree(seed):
 
 
 def test_small_graphs_need_no_scipy(monkeypatch):
-    """Shortest paths along a line of 20 nodes, and a maximum flow along it, do not load SciPy."""
+    """Shortest paths along a line of 20 nodes, its components, and a flow along it, do not load SciPy."""
     for name in [each for each in sys.modules if each.partition(".")[0] == "scipy"]:
         monkeypatch.delitem(sys.modules, name)
     src, dst = np.arange(19), np.arange(1, 20)
     assert shortest_paths(20, src, dst, 1, [0])[0].tolist() == [*range(20)]
     assert maximum_flow(20, src, dst, np.arange(2, 21), 0, 19)[0] == 2
+    assert strong_components(20, src, dst).tolist() == [*range(20)]
     assert "scipy" not in sys.modules
 
 

@@ -102,7 +102,7 @@ def test_what_is_compiled_is_known_before_it_is_loaded(small):
 
 @pytest.mark.slow
 def test_numba_is_imported_at_the_first_call_of_a_kernel(tmp_path):
-    """numba is imported at a kernel's first call, not by its module or by `is_compiled`."""
+    """numba is imported at a kernel's first call, not by its module or by `is_compiled`; SciPy's BLAS is not."""
     (tmp_path / "small.py").write_text(SOURCE)
     code = (
         "import sys\n"
@@ -110,12 +110,13 @@ def test_numba_is_imported_at_the_first_call_of_a_kernel(tmp_path):
         "from small import scaled\n"
         "from taccl._internal.kernels import is_compiled\n"
         "print(is_compiled(scaled), 'numba' in sys.modules, scaled(2), 'numba' in sys.modules)\n"
+        "print('scipy.linalg' in sys.modules)\n"
     )
     outputs = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         for _ in range(2)
     ]
-    assert outputs == ["False False 4 True\n", "True False 4 True\n"]
+    assert outputs == ["False False 4 True\nFalse\n", "True False 4 True\nFalse\n"]
 
 
 def test_a_kernel_is_pickled_by_its_name(monkeypatch, small):
