@@ -308,11 +308,13 @@ TEXTS = (
     ),
     Text("object of Kubernetes", r"^apiVersion: [\w./]+$", unsupported(f"{_SERVER}; {HOSTS}")),
     # These kinds come last, as their patterns match many other texts.
+    # In any line, once the kinds of text that may hold such a table beside their own lines are excluded.
+    Text("table of measured times", rf"(?i)^{_TIMES_HEAD}", FIT_TABLE),
     Text(
         MATRIX_IN_TEXT,
         # A lookahead finds a row with commas, so that a search does not go back to its many other matches.
         rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}|(^(?={_COMMA_ROW}).+\n?){{2,}}",
-        SHOW,
+        f"{SHOW}, if it has a row and a column for every host or GPU",
     ),
     Text(
         "log of the kernel or of a service",

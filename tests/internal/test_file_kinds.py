@@ -173,6 +173,10 @@ OTHER_FORMS = [
     ("gpu[001-004,7]\n", "host file"),
     ("us  a  b  c\na  0 10 20\nb 10  0 20\nc 20 20  0\n", "text with a matrix of numbers"),
     (
+        "banner\n" * 12 + "size   latency(us)   BW(GB/s)\n1   16.4   0.1\n2   16.5   0.2\n4   16.6   0.3\n",
+        "table of measured times",
+    ),
+    (
         "| us | a | b |\n|--|--|--|\n| a | 0 | 10 |\n| b | 10 | 0 |\n| c | 20 | 20 |\n",
         "text with a matrix of numbers",
     ),
