@@ -104,7 +104,7 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
 
 @cached
 def _choices(problem: Problem, *, nvls: bool) -> tuple[Considered, ...]:
-    found, expected = list(_candidates(problem, nvls=nvls)), _expected(problem, nvls=nvls)
+    found, expected = list(_candidates(problem, nvls=nvls)), expected_of_nccl(problem, nvls=nvls)
     return tuple(sorted(found, key=lambda each: (not _is_of(each, expected), each.time_us)))
 
 
@@ -144,7 +144,7 @@ def _is_of(candidate: Considered, expected: Prediction | None) -> bool:
 
 
 @cached
-def _expected(problem: Problem, *, nvls: bool) -> Prediction | None:
+def expected_of_nccl(problem: Problem, *, nvls: bool) -> Prediction | None:
     """Algorithm, protocol and time of NCCL by `predict`; None unless the topology is a machine by name."""
     from taccl.measure.predict import predict as predict_library  # loads all tables of machines
 
@@ -311,7 +311,7 @@ def _library_gap(problem: Problem, schedule: Schedule, chosen: Considered, *, nv
     The schedule's time depends on the rates of links only, as for all other schedules. `predict` also applies
     the maximum rates of NCCL's LL and LL128, and the share of a NIC's rate that NCCL reaches.
     """
-    expected = _expected(problem, nvls=nvls)
+    expected = expected_of_nccl(problem, nvls=nvls)
     if expected is None:
         return ""
     is_chosen, library = _is_of(chosen, expected), library_name(problem.topology)

@@ -362,6 +362,20 @@ class TestBaseline:
         code, _, err = run("baseline", "nccl", *SMALL, "--time-limit", "0.000001")
         assert (code, "give more time" in err) == (1, True)
 
+    def test_without_nccl_by_the_limit_a_machine_has_its_predicted_time(self, run, run_json, tmp_path):
+        """If time ends before NCCL's channels are found on a machine by name, its time is predicted.
+
+        A file needs a schedule, so with ``--output`` more time is advised.
+        """
+        words = ("baseline", "nccl", "dgx-h100", "--collective", "allreduce", "--size", "1MB")
+        code, values = run_json(*words, "--time-limit", "0.000001")
+        expected = taccl.predict("dgx-h100", "allreduce", "1MB")
+        found = values["predicted_us"], values["algorithm"], values["protocol"], values["finish_us"]
+        assert (code, *found) == (0, expected.time_us, expected.algorithm, expected.protocol, None)
+        assert "no schedule: NCCL's channels were not found in time" in values["notes"][0]
+        code, _, err = run(*words, "--time-limit", "0.000001", "-o", tmp_path / "nccl.json")
+        assert (code, "give more time" in err) == (1, True)
+
     def test_json(self, run_json):
         """The JSON object of a baseline has the figures of a synthesized result."""
         code, values = run_json("baseline", "ring", *SMALL)

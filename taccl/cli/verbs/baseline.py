@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import taccl
 from taccl._internal.deadline import OutOfTime, busy_factor
-from taccl._internal.names import matching, table
-from taccl._internal.units import format_us
+from taccl._internal.names import matching, note_lines, table
+from taccl._internal.units import format_us, gb_per_s
 from taccl.analysis.certificates.bounds import latency_bound
 from taccl.cli.options import LEAST_S, add_limit, add_output, add_problem_options, option
-from taccl.cli.output import Answer, check_schedule_output, say, with_file
+from taccl.cli.output import Answer, check_schedule_output, say, title_of, with_file
 from taccl.cli.problems import problem_from_options
 from taccl.errors import CollectiveError, InputError
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.topology.models import library_name
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
@@ -70,7 +71,12 @@ def run(options: Namespace) -> Answer:
         options.protocol = None  # NCCL's model chooses the protocol
     problem = problem_from_options(options)
     began = time.perf_counter()
-    schedule = _schedule(options.name, problem, options.deadline, nvls=not options.no_nvls)
+    try:
+        schedule = _schedule(options.name, problem, options.deadline, nvls=not options.no_nvls)
+    except OutOfTime:
+        if not is_nccl or options.output is not None:
+            raise
+        return _predicted(problem, nvls=not options.no_nvls)
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
     notes, bounded = [*schedule.problem.notes, *_ignored(problem, schedule)], schedule.problem
@@ -102,6 +108,35 @@ def run(options: Namespace) -> Answer:
             text += f"\nnvls: none, {why}"
         answer = Answer(text, answer.values | {"considered": choices})
     return with_file(answer, schedule, options)
+
+
+def _predicted(problem: Problem, *, nvls: bool) -> Answer:
+    """Answer with the time that NCCL is expected to take, for a time limit that its schedule exceeds.
+
+    Raises `OutOfTime` unless the topology is a machine by name.
+    """
+    from taccl.baselines.nccl import expected_of_nccl
+
+    expected = expected_of_nccl(problem, nvls=nvls)
+    if expected is None:
+        raise OutOfTime("the time limit was reached; give more time")
+    library, size_bytes = library_name(problem.topology), problem.size_bytes
+    rate = gb_per_s(size_bytes, expected.time_us)
+    rows = [("predicted", f"{format_us(expected.time_us)} ({expected.algorithm}, {expected.protocol})")]
+    rows += [] if rate is None else [("bandwidth", f"algbw {rate:.4g} GB/s")]
+    notes = [
+        f"no schedule: {library}'s channels were not found in time; give more time (--time-limit)",
+        f"the time is by {library}'s tables and rates from measured logs, as `taccl.predict` computes it",
+    ]
+    values = {
+        "collective": problem.collective.name, "topology": problem.topology.name,
+        "num_ranks": problem.topology.num_ranks, "size_bytes": size_bytes, "finish_us": None,
+        "predicted_us": expected.time_us, "launch_us": expected.launch_us,
+        "algorithm": expected.algorithm, "protocol": expected.protocol, "algbw_gb_per_s": rate,
+        "notes": notes,
+    }  # fmt: skip
+    text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(notes)])
+    return Answer(text, values)
 
 
 def _ignored(problem: Problem, schedule: Schedule) -> list[str]:
