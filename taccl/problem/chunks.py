@@ -96,6 +96,13 @@ class RankSets:
         of_chunk = map(number_of_id.__getitem__, map(id, ranks_of_chunk))
         return cls(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
 
+    def flags(self, num_ranks: int) -> NDArray[np.bool_]:
+        """(num_sets, num_ranks) bool array: True for the ranks of each set."""
+        found = np.zeros((len(self.sets), num_ranks), bool)
+        for number, ranks in enumerate(self.sets):
+            found[number, list(ranks)] = True
+        return found
+
     def meeting(self, ranks: frozenset[int]) -> NDArray[np.bool_]:
         """(num_chunks,) bool array: True for chunks whose set contains at least one of `ranks`."""
         return np.array([not ranks.isdisjoint(each) for each in self.sets], bool)[self.of_chunk]

@@ -48,6 +48,11 @@ class OpenLinks:
         self._arrays: list[NDArray[np.bool_]] = []
         self._closed: dict[tuple[int, Hashable], list[int]] = {}
 
+    @property
+    def are_equal(self) -> bool:
+        """True if all chunks have the same open links, in both phases."""
+        return not self._masks
+
     def of(self, chunk: int, *, reducing: bool) -> NDArray[np.bool_]:
         """(num_links,) True for links open to a chunk; chunks that clauses treat alike share the array."""
         if not self._masks:

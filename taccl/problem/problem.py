@@ -209,6 +209,11 @@ class Problem:
         """(num_links,) True for links that `may_carry` a chunk; chunks that clauses treat alike share it."""
         return self._open_links.of(chunk, reducing=reducing)
 
+    @property
+    def has_equal_links(self) -> bool:
+        """True if the clauses admit all chunks on the same links, in both phases."""
+        return self._open_links.are_equal
+
     @cached_property
     def _open_links(self) -> OpenLinks:
         """Links on which the clauses admit each chunk."""

@@ -12,6 +12,7 @@ import pytest
 import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates import bounds, scopes
+from taccl.analysis.certificates.finding.distances import Distances
 from taccl.analysis.certificates.scopes import (
     bound_over_all_chunkings,
     bound_rows,
@@ -426,6 +427,24 @@ def test_large_problems_have_the_bound_of_nodes():
     assert every.bound > 5 * least.bound
     assert every.check()
     assert bound_over_all_chunkings(least, budget_s=1e6) is every  # final, so it is not computed again
+
+
+def test_the_last_bound_of_late_searches_lists_no_chunks(monkeypatch):
+    """Once time is up, the cut around a node of 4,096 chunks is found from sets of ranks, not chunk by chunk."""
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(8), "alltoall", size_bytes="64MB")
+    first = next(bounds.claims_of(problem, divisible=True, budget_s=0.0, limit_s=0.0))
+
+    def ended(*_, **__):
+        yield first
+        raise OutOfTime("time is up")
+
+    monkeypatch.setattr(bounds, "claims_of", ended)
+    asked, carried = [], Distances.carried
+    monkeypatch.setattr(bounds, "NeededSends", lambda _: pytest.fail("lists the chunks"))
+    monkeypatch.setattr(Distances, "carried", lambda *given, **how: asked.append(1) or carried(*given, **how))
+    found = taccl.lower_bound(problem, divisible=True, end_s=60.0)
+    assert found.kind == "throughput" and len(asked) == 1 and found.check()
+    assert found.bound > 5 * first.ticks / problem.costs.ticks_per_us
 
 
 SHARED_NICS = """\

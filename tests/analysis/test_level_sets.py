@@ -9,6 +9,7 @@ import pytest
 import taccl
 from taccl.analysis.certificates.bounds import claims_of, lower_bound
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.finding import volume as volumes
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut, node_cut
 from taccl.analysis.certificates.readings import as_spreading, merging_freely
@@ -133,8 +134,10 @@ def test_levels_are_both_sides():
 
 
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
-def test_the_volume_into_many_sets_is_that_into_each(combining):
-    """One matrix product gives the same volumes as each set by itself."""
+@pytest.mark.parametrize("sparse", [0, math.inf], ids=["kinds", "pairs"])
+def test_the_volume_into_many_sets_is_that_into_each(combining, sparse, monkeypatch):
+    """A product over kinds of chunks, or over all pairs of ends, gives the same volumes as each set by itself."""
+    monkeypatch.setattr(volumes, "_SPARSE", sparse)
     for seed in range(20):
         volume = Volume(random_problem(seed, combining=combining), divisible=seed % 2 == 0)
         num_ranks = volume.problem.topology.num_ranks

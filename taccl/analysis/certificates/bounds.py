@@ -384,8 +384,7 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     origins and destinations.
     """
     problem = by_switches_alone(problem) if in_network == "only" else problem
-    demand = NeededSends(as_spreading(problem))
-    if _crossings(demand) > _MAX_CUT:
+    volume = Volume(as_spreading(problem), divisible=True)
+    if volume.num_ends > _MAX_CUT:
         return []
-    volume = Volume(demand.problem, divisible=True, distances=demand.distances)
     return list(cut_claims(volume, node_cut(volume, in_network=in_network is True)))

@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import paths_from_nearest, shortest_paths
 from taccl.analysis.certificates.finding.gates import FOREVER, Ints
+from taccl.problem.chunks import RankSets
 from taccl.problem.costs import hold_columns, link_ends, wide_links
 from taccl.problem.problem import Problem
 
 Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+Flags = NDArray[np.bool_]
 
 
 def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
@@ -188,6 +190,13 @@ class Distances:
             self._numbers[alike] = number
         return self._numbers[alike]
 
+    def all_carried(self, *, reducing: bool | None = False) -> Ints:
+        """(num_chunks,) index of the set of links that may carry each chunk; see `carried`."""
+        count = self.problem.collective.num_chunks
+        if count and self.problem.has_equal_links:
+            return np.full(count, self.carried(0, reducing=reducing))
+        return np.fromiter((self.carried(c, reducing=reducing) for c in range(count)), np.int64, count)
+
 
 Proof = TypeVar("Proof")
 
@@ -247,28 +256,50 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
     return HeadsTails(link[takes_time], resource[takes_time], head[takes_time], tail[takes_time])
 
 
-def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, set[int], set[int]]]:
+def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, list[int], list[int]]]:
     """Yield (index of a link set, chunk size in cost units, start ranks, ranks that want a chunk).
 
     Each link set and size occurs once, with the ranks of all its chunks. The size is 0 if `divisible`.
     """
-    collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
+    collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units
     sums = collective.sums_up
-    wanted: dict[int, set[int]] = {}
-    for each in collective.derivations:
-        wanted.setdefault(each.source, set()).add(each.rank)
-    found: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
-    for c, chunk in enumerate(collective.chunks):
-        key = distances.carried(c, reducing=None if sums else False), 0 if divisible else sizes[c]
-        origins, ends = set(collective.starts[c]), wanted.get(c, set()).union(chunk.destinations)
-        if not sums or len(origins) == 1:
-            ends -= origins
-        if origins and ends:
-            all_starts, all_ends = found.setdefault(key, (set(), set()))
-            all_starts |= origins
-            all_ends |= ends
-    for (links, units), (all_starts, all_ends) in found.items():
-        yield links, units, all_starts, all_ends
+    starts, ends = RankSets.of(collective.starts), collective.destination_sets
+    if collective.derivations:
+        wanted = [set(chunk.destinations) for chunk in collective.chunks]
+        for each in collective.derivations:
+            wanted[each.source].add(each.rank)
+        ends = RankSets.of([tuple(sorted(ranks)) for ranks in wanted])
+    links = distances.all_carried(reducing=None if sums else False)
+    starts_at, ends_at = starts.flags(collective.num_ranks), ends.flags(collective.num_ranks)
+    has_all = starts_at & (not sums or starts_at.sum(axis=1, keepdims=True) == 1)
+    found: dict[tuple[int, int], tuple[Flags, Flags]] = {}
+    for (number, units, end), pairs in _by_end(links, 0 * sizes if divisible else sizes, ends, starts):
+        lacks = ends_at[end] & ~has_all[pairs]
+        if lacks.any():
+            none = np.zeros(collective.num_ranks, bool)
+            all_starts, all_ends = found.setdefault((number, units), (none, none.copy()))
+            all_starts |= starts_at[pairs[lacks.any(axis=1)]].any(axis=0)
+            all_ends |= lacks.any(axis=0)
+    for (number, units), (all_starts, all_ends) in found.items():
+        yield number, units, np.flatnonzero(all_starts).tolist(), np.flatnonzero(all_ends).tolist()
+
+
+def _by_end(
+    links: Ints, sizes: Ints, ends: RankSets, starts: RankSets
+) -> Iterator[tuple[tuple[int, int, int], Ints]]:
+    """Yield ((link set, size, index of the destinations), indices of the start sets) of chunks.
+
+    Each combination of the first three occurs once, with the distinct start sets of its chunks.
+    """
+    units, size = np.unique(sizes, return_inverse=True)
+    shape = (int(links.max(initial=0)) + 1, len(units), len(ends.sets), len(starts.sets))
+    codes = np.unique(np.ravel_multi_index((links, size, ends.of_chunk, starts.of_chunk), shape))
+    *keys, start = np.unravel_index(codes, shape)
+    is_new = np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0))[: len(codes)]
+    first = np.flatnonzero(is_new)
+    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(codes)], strict=True):
+        number, place, wanted = (int(each[begin]) for each in keys)
+        yield (number, int(units[place]), wanted), start[begin:end]
 
 
 def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:

@@ -10,7 +10,7 @@ carry.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -34,6 +34,10 @@ from taccl.problem.problem import Problem
 #: precision.
 #: `_MOST_OF_ALPHA`: max product of `Volume.ticks_scale` and an alpha, so that it fits into 64 bits.
 _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
+#: `_MOST_EXACT`: max sum of whole numbers that double precision adds exactly.
+#: `_SPARSE`: max ratio of pairs of a start set and a destination set to the pairs that chunks have, for which
+#: a product of matrices over all pairs is faster.
+_MOST_EXACT, _SPARSE = 2**53, 4
 
 
 class Volume:
@@ -151,6 +155,16 @@ class Volume:
         start, end = np.divmod(kinds, max(1, len(ends.sets)))
         return start, end, weight
 
+    @cached_property
+    def num_ends(self) -> int:
+        """Number of origins plus destinations of chunks, with one chunk counted for each kind."""
+        start, end, _ = self._kinds
+        lengths = (
+            np.array(list(map(len, each.sets)), np.int64)
+            for each in (self._starts, self.collective.destination_sets)
+        )
+        return sum(int(length[kind].sum()) for length, kind in zip(lengths, (start, end), strict=True))
+
     @property
     def num_kinds(self) -> int:
         """Number of different pairs of starting ranks and destinations."""
@@ -162,9 +176,16 @@ class Volume:
         - `sides`, (num_sets, num_ranks) bool: The sets.
         """
         start, end, weight = self._kinds
-        wants = _meeting(self.collective.destination_sets, sides)[end]
-        starts = _meeting(self._starts, sides if self.spreads else ~sides)[start]
-        needed: NDArray[np.int64] = weight @ (wants & (~starts if self.spreads else starts))
+        wants = _meeting(self.collective.destination_sets, sides)
+        starts = _meeting(self._starts, sides if self.spreads else ~sides)
+        comes = ~starts if self.spreads else starts
+        needed: NDArray[np.int64]
+        if self.total > _MOST_EXACT or len(starts) * len(wants) > _SPARSE * len(weight):
+            needed = weight @ (wants[end] & comes[start])
+        else:
+            table = np.zeros((len(wants), len(starts)))
+            table[end, start] = weight
+            needed = ((table @ comes.astype(float)) * wants).sum(axis=0).astype(np.int64)
         return needed
 
     def wanted_by(self, rank: int) -> NDArray[np.int64]:
@@ -199,13 +220,22 @@ def largest_piece(problem: Problem, *, divisible: bool) -> int:
     The latter count if data is `divisible`, as another chunking may join them. For sums, it may join them
     even if their roots differ.
     """
-    units = problem.costs.chunk_units.tolist()
-    if not divisible:
-        return max(units, default=1)
-    joined: Counter[tuple[object, ...]] = Counter()
-    for starts, chunk, size in zip(problem.collective.starts, problem.collective.chunks, units, strict=True):
-        joined[frozenset(starts), frozenset(chunk.destinations)] += size
-    return max(joined.values(), default=1)
+    units, collective = problem.costs.chunk_units, problem.collective
+    if divisible and len(units):
+        both = RankSets.of(collective.starts), collective.destination_sets
+        start, end = map(_equal_sets, both)
+        _, kind = np.unique(start * (end.max() + 1) + end, return_inverse=True)
+        joined = np.zeros(kind.max() + 1, np.int64)
+        np.add.at(joined, kind, units)
+        units = joined
+    return int(units.max()) if len(units) else 1
+
+
+def _equal_sets(sets: RankSets) -> NDArray[np.int64]:
+    """(num_chunks,) number of each chunk's set; equal sets have one number, in whatever order ranks are."""
+    number: dict[frozenset[int], int] = {}
+    numbers = [number.setdefault(frozenset(ranks), len(number)) for ranks in sets.sets]
+    return np.array(numbers, np.int64)[sets.of_chunk]
 
 
 def crossing_links(
