@@ -14,6 +14,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.deadline import NEVER
 from taccl.baselines.moves import Moves, routed
+from taccl.baselines.multiplying_batches import in_batches
 from taccl.baselines.multiplying_mixes import first_mix, soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
@@ -64,9 +65,10 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 
     Groups have two or more ranks, and any number of ranks is supported. The plans with the least estimated
     times become schedules. An allreduce whose chunks may be cut also mixes plans: some chunks cross between
-    nodes while others are summed or spread inside (`taccl.baselines.multiplying_mixes`). The fastest schedule
-    is returned, and its `producer` names its plan (`taccl.baselines.multiplying_plans`). Only the merging
-    clauses of the sketch apply.
+    nodes while others are summed or spread inside (`taccl.baselines.multiplying_mixes`). An allgather or
+    reduce-scatter may gather chunks of several nodes together (`taccl.baselines.multiplying_batches`). The
+    fastest schedule is returned, and its `producer` names its plan (`taccl.baselines.multiplying_plans`).
+    Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
@@ -237,7 +239,8 @@ def _plans_of(problem: Problem, *, simple: bool = False) -> tuple[StepTimes, tup
     grid = Grid(problem)
     times = StepTimes(problem, grid)
     most = 1 + MOST_SENDS // len(grid.place)
-    return times, _plans(*grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=most, simple=simple)
+    plans = _plans(*grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=most, simple=simple)
+    return times, plans if simple else (*plans, *in_batches(times, plans))
 
 
 @lru_cache(maxsize=16)
@@ -416,20 +419,29 @@ def _is_bound(
 
 
 def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Sends:
-    """Sends in which chunks from another node are gathered in the receiving node, but not sent on from it.
+    """Sends in which chunks from other nodes are gathered in the receiving node, but not sent on from it.
 
     The gather of one node's chunks overlaps with the crossing of the next node's.
     """
-    holder, chunk, _ = held_at_start(problem)
+    holder, chunk, place = held_at_start(problem)
+    num_each = -(-len(chunk) // len(times.grid.place))
+    place = place * num_each // np.bincount(holder)[holder]  # ranks may hold different numbers of chunks
+    sizes, done = plan.sizes or (num_each,) * len(plan.parts), Counter[int]()
     moves: list[Row] = []
-    for part in range(len(plan.parts)):
-        steps = [(place, each) for place, each in enumerate(times.timeline(plan)[1]) if part in each.parts]
-        verbs = [each.verb for _, each in steps]
-
-        def goes(step: int, chunk: Ints, _: Ints, keeps: bool, verbs: Sequence[str] = verbs) -> Flags:
-            return np.full(len(chunk), not keeps or verbs[step] != "sum")
-
+    for number, (part, size) in enumerate(zip(plan.parts, sizes, strict=True)):
+        steps = [(step, each) for step, each in enumerate(times.timeline(plan)[1]) if number in each.parts]
+        held = [(holder, chunk)]
+        for digit in part.summed:
+            held, (step, _) = [], steps.pop(0)
+            for turn, partners in zip(digit.turns, times.grid.turns(digit), strict=True):
+                goes = (done[turn] <= place) & (place < done[turn] + size)
+                there = np.array(partners)[holder[goes]]
+                moves.append((step, chunk[goes], holder[goes], there, False))
+                held.append((there, chunk[goes]))
+                done[turn] += size
+        ranks, chunks = (np.concatenate(each) for each in zip(*held, strict=True))
+        order = np.argsort(ranks, kind="stable")
         turns = [times.grid.turns(each.digit) for _, each in steps]
-        for step, sent, src, dst, adds in swaps(holder, chunk, turns, goes):
-            moves.append((steps[step][0], sent, src, dst, adds))
+        for index, sent, src, dst, adds in swaps(ranks[order], chunks[order], turns):
+            moves.append((steps[index][0], sent, src, dst, adds))
     return routed(problem, Moves.of(moves))

@@ -23,7 +23,7 @@ import numpy as np
 from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER
 from taccl.baselines.multiplying_plans import MIXED, PlanPart, StepPlan, all_mixable
-from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
+from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes, held_after, share_in
 from taccl.baselines.spread import cut_chunks, may_merge, merging, without_sketch
 from taccl.topology.recognise import grid_of
 
@@ -56,7 +56,7 @@ _SHARES = (16, 8)
 _STARTS, _PATIENCE = 8, 600
 #: Max number of resources with different loads for which mixed plans are searched: on irregular machines,
 #: estimates would take too long.
-_MOST_RESOURCES = 64
+MOST_RESOURCES = 64
 #: Ratio by which a lower bound must exceed a limit to end a simulation, as sums of times are rounded.
 _ROUNDING = 1 + 1e-9
 
@@ -136,7 +136,7 @@ def _mixes_of(times: StepTimes) -> MixTimes:
 def _soonest_equal(times: StepTimes) -> tuple[float, Mix]:
     """Mix of equal parts of one plan with the least estimated finish, as (ticks, mix); (inf, []) if none."""
     mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
-    if len(mixes.resources) > _MOST_RESOURCES:
+    if len(mixes.resources) > MOST_RESOURCES:
         return math.inf, []
     best: tuple[float, Mix] = math.inf, []
     for part in mixes.parts:
@@ -173,14 +173,14 @@ def best_mixes(
 ) -> list[StepPlan]:
     """Mixed plans of an allreduce, the one with the least estimated finish first.
 
-    Empty if more than `_MOST_RESOURCES` resources can cause delays, or if every plan has a step with too
+    Empty if more than `MOST_RESOURCES` resources can cause delays, or if every plan has a step with too
     many sends.
 
     - `others`: Mixed plans of the same problem in other chunks, from which the search starts.
     - `until`: Deadline after which the search ends.
     """
     mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
-    if len(mixes.resources) > _MOST_RESOURCES:
+    if len(mixes.resources) > MOST_RESOURCES:
         return []
     starts = [_scaled(mixes, plan, num_chunks) for plan in others]
     best_ticks, best = mixes.soonest(starts) if starts else _soonest_equal(times)
@@ -332,16 +332,17 @@ class MixTimes:
     """Estimator of the finish of mixed plans; it considers only resources that can cause delays.
 
     - `parts`: Plans that parts may have.
+    - `spreads`: True if chunks are only gathered, without sums.
     - `resources`: Indices of these resources. A resource is left out if another one is held at least as long
       in every step; of several resources with equal loads, one is listed.
     """
 
-    def __init__(self, times: StepTimes, parts: Sequence[PlanPart]) -> None:
-        self._times, self.parts = times, parts
+    def __init__(self, times: StepTimes, parts: Sequence[PlanPart], *, spreads: bool = False) -> None:
+        self._times, self.parts, self._spreads = times, parts, spreads
         digits = dict.fromkeys(
             (digit, verb != "scatter")
             for part in parts
-            for verb, digit in part.steps()
+            for verb, digit in part.steps(spreads=spreads)
             if _fits(times, digit)
         )
         self.resources = _limiting_resources(times, digits)
@@ -438,10 +439,9 @@ class MixTimes:
         key = part, size
         if key not in self._parts:
             held, steps = size, []
-            for verb, digit in part.steps():
-                share = -(-held // digit.base) if verb == "scatter" else held
-                steps.append(self._step(share, digit, verb != "scatter"))
-                held = share if verb == "scatter" else held * digit.base if verb == "gather" else held
+            for head in part.steps(spreads=self._spreads):
+                steps.append(self._step(share_in(head, held), head[1], head[0] != "scatter"))
+                held = held_after(head, held)
             self._parts[key] = TimedPart.of(part, size, steps, len(self.resources))
         return self._parts[key]
 
@@ -480,6 +480,6 @@ def _limiting_resources(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) 
     for number in sorted(distinct, key=lambda number: -int(rows[number].sum())):
         if rows[number].any() and not any((rows[number] <= rows[other]).all() for other in kept):
             kept.append(number)
-        if len(kept) > _MOST_RESOURCES:
+        if len(kept) > MOST_RESOURCES:
             break
     return np.array(kept, np.int64)

@@ -16,7 +16,8 @@ The chunks may be divided into parts with plans of their own, so that all links 
 - *round about*, on a torus: each part starts with a different dimension;
 - *one behind another*: one part crosses between nodes while the next is scattered in its node;
 - *node by node*, for chunks without sums, or sums with one destination each: chunks of one node are gathered
-  while those of the next node arrive;
+  while those of the next node arrive. Chunks of several nodes may be gathered together, and those of a node
+  in several parts (`taccl.baselines.multiplying_batches`);
 - *mixed*: parts with any plans and sizes, so that one crosses while another is summed or gathered
   (`taccl.baselines.multiplying_mixes`). A part may also cross before it is summed in nodes, or at the end.
 """
@@ -42,15 +43,15 @@ class Digit(NamedTuple):
     - `weight`: Difference between ranks whose digits differ by one; 0 stands for all ranks of other nodes.
     - `shift`: Difference of local ranks between partners in successive nodes, so that parts use different
       links.
-    - `turn`: If each rank has a single partner in the step, the difference between their digits. 0 if ranks
-      exchange with all partners of their group.
+    - `turns`: Differences between the digits of a rank and its partners, if these are only some of its group.
+      Empty if ranks exchange with all partners of their group.
     """
 
     across: bool
     base: int
     weight: int
     shift: int = 0
-    turn: int = 0
+    turns: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         if not self.weight:
@@ -93,7 +94,8 @@ class StepPlan(NamedTuple):
     Parts that take the same step share its messages, except with `BEHIND`, `BY_NODE` and `MIXED`.
 
     - `how`: Kind of division into parts; empty for a single part.
-    - `sizes`: Number of chunks of each part of `MIXED`; other plans have equal parts.
+    - `sizes`: Number of chunks of each part of `MIXED`; for `BY_NODE`, that of each rank. If it is empty,
+      `MIXED` does not apply, and each part of `BY_NODE` has all chunks of its nodes.
     """
 
     parts: tuple[PlanPart, ...]
@@ -106,6 +108,9 @@ class StepPlan(NamedTuple):
             others = len({*self.parts}) - 1
             mixed = f"mixed with {format_count(others, 'other plan')} " if others else ""
             return f"{largest}, {mixed}in {len(self.parts)} parts"
+        if self.how == BY_NODE:
+            own = next(part for part in self.parts if not part.summed)
+            return f"{own}, {BY_NODE}" + (f" in {len(self.parts) - 1} batches" if self.sizes else "")
         return f"{self.parts[-1]}{self.how and ', '}{self.how}"
 
     @property
@@ -140,8 +145,8 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
     for inner in _all_bases(num_local, most):
         local = tuple(_digits(inner, across=False))
         if num_nodes > 1 and sums == to_one:
-            turns = [Digit(True, num_nodes, 1, turn=turn) for turn in range(1, num_nodes)]
-            yield StepPlan((*(PlanPart(local, (turn,)) for turn in turns), PlanPart(local)), BY_NODE)
+            crossings = [Digit(True, num_nodes, 1, turns=(turn,)) for turn in range(1, num_nodes)]
+            yield StepPlan((*(PlanPart(local, (each,)) for each in crossings), PlanPart(local)), BY_NODE)
         for outer in _all_bases(num_nodes, most):
             far = tuple(_digits(outer, across=True))
             if to_one or not sums:

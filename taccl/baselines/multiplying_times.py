@@ -61,8 +61,7 @@ class Grid:
         """For each turn of a step, the partner of every rank; partners differ in `digit`.
 
         In the first turn the partner's digit is larger by one (modulo the base), in the second by two, and so
-        on. With `digit.turn`, there is one turn, in which it is larger by that number. With weight 0,
-        partners are all ranks of other nodes.
+        on, or in each turn by one of `digit.turns`. With weight 0, partners are all ranks of other nodes.
         """
         (node, at), (num_nodes, num) = self.place.T, self.ranks.shape
         if not digit.weight:
@@ -74,7 +73,7 @@ class Grid:
         axis = 0 if digit.across else 1
         value = self.place[:, axis] // digit.weight % digit.base
         turns = []
-        for shift in (digit.turn,) if digit.turn else range(1, digit.base):
+        for shift in digit.turns or range(1, digit.base):
             there = self.place.copy()
             there[:, axis] += ((value + shift) % digit.base - value) * digit.weight
             there[:, 1] += (there[:, 0] - node) * digit.shift
@@ -207,7 +206,7 @@ class StepTimes:
             for k in some:
                 del left[k][0], rests[k][-1]
                 ready[k] = since + ticks
-                counts[k] = _after(head, counts[k])
+                counts[k] = held_after(head, counts[k])
                 if left[k]:
                     used_by[k] = takes(left[k][0], [k])[2]
                 else:
@@ -219,7 +218,7 @@ class StepTimes:
         """Number of chunks of each part that a rank holds before the first step."""
         num_chunks = self.problem.collective.num_chunks
         if plan.how == BY_NODE:
-            return [-(-num_chunks // len(self.grid.place))] * len(plan.parts)
+            return list(plan.sizes) or [-(-num_chunks // len(self.grid.place))] * len(plan.parts)
         if not self.sums:
             held_by = (math.prod(digit.base for digit in part.scattered) for part in plan.parts)
             return [-(-num_chunks // each) for each in held_by]
@@ -238,11 +237,11 @@ class StepTimes:
         if not rests and ticks <= most:
             ticks, held, begins = 0.0, count, [0.0]
             for head in part.steps(spreads=spreads, to_one=self.to_one):
-                ticks += self._ticks(_share(head, held), head[1], head[0] != "scatter")
+                ticks += self._ticks(share_in(head, held), head[1], head[0] != "scatter")
                 if ticks > most:
                     break
                 begins.append(ticks)
-                held = _after(head, held)
+                held = held_after(head, held)
             else:
                 rests = [ticks - begin for begin in begins]
             self._undelayed[key] = ticks, rests
@@ -253,7 +252,7 @@ class StepTimes:
 
         - `counts`: For each part, number of its chunks that a rank holds before the exchange.
         """
-        key = sum([_share(head, each) for each in counts]), head[1], head[0] != "scatter"
+        key = sum([share_in(head, each) for each in counts]), head[1], head[0] != "scatter"
         found = self._steps.get(key)
         if found is None:
             found = self._steps[key] = self.step(*key)
@@ -364,17 +363,17 @@ class StepTimes:
         return [link[hop == each] for each in range(int(hop.max()) + 1)]
 
 
-def _share(head: tuple[str, Digit], count: int) -> int:
+def share_in(head: tuple[str, Digit], count: int) -> int:
     """Number of a part's chunks in each message of a step, from the `count` that a rank holds before it."""
     verb, digit = head
     return -(-count // digit.base) if verb == "scatter" else count
 
 
-def _after(head: tuple[str, Digit], count: int) -> int:
+def held_after(head: tuple[str, Digit], count: int) -> int:
     """Number of a part's chunks that a rank holds after a step; `count` is the number before the step."""
     verb, digit = head
     if verb == "sum":
-        return count
+        return count * max(1, len(digit.turns))
     return -(-count // digit.base) if verb == "scatter" else count * digit.base
 
 

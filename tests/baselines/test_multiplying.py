@@ -149,6 +149,30 @@ def test_what_comes_from_a_node_is_gathered_while_the_next_crosses(name):
     assert schedule.producer.endswith("2 x 2, node by node)")
 
 
+@pytest.mark.parametrize("name", ["allgather", "reduce-scatter"])
+@pytest.mark.parametrize(
+    ("topology", "size_bytes", "chunks_per_rank", "finish_us"),
+    [
+        # 2 kB hold a NIC for 0.02 + 0.08 us, after 2.68 us. 2 and 4 kB, one after another, hold the ports inside
+        # for 7 * (0.02 + 2 * 0.0070922) and 7 * (0.02 + 4 * 0.0070922) us, and take 0.58 us more.
+        (taccl.topologies.dgx_h100(4), 64_000, 1, "3.938"),
+        # 31.25 kB hold a NIC for 0.02 + 2.5 us, after 2.68 us. Twice 31.25 kB hold the ports for
+        # 7 * (0.02 + 31.25 * 0.0114025) us, and take 0.58 us more.
+        (taccl.topologies.dgx_a100(2), 10**6, 2, "11.049"),
+    ],
+)
+def test_chunks_are_gathered_in_batches(name, topology, size_bytes, chunks_per_rank, finish_us):
+    """Chunks of the first node, or first chunks, are gathered as soon as they arrive, and all others later
+    in one message."""
+    collective = collectives.make(name, topology.num_ranks, chunks_per_rank=chunks_per_rank)
+    estimated = Estimated.of(merging(topology.under("ll"), collective, size_bytes))
+    schedule = estimated.schedule(lists=False)
+    assert taccl.verify(schedule).ok
+    assert estimated.us == pytest.approx(schedule.finish_us, abs=1e-6)
+    assert schedule.finish_us == pytest.approx(float(finish_us), abs=1e-3)
+    assert schedule.producer.endswith("node by node in 2 batches)")
+
+
 def test_nine_ranks_behind_ports_add_up_in_threes():
     """Nine ranks with a port each sum their data in two steps, each among three ranks.
 

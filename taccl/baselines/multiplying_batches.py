@@ -1,0 +1,126 @@
+"""Batches of crossings: plans *node by node* in which ranks forward chunks of several nodes in one message.
+
+A rank receives the chunks of the other nodes one node after another, and forwards them inside its node. If
+they wait for a port, those of several nodes form a *batch*, which pays its latency once. Small batches come
+first, so that ports are used early. The chunks of a node may also cross in several parts.
+
+Local search over the batches, their order and their steps inside nodes minimises the estimated finish. It
+uses the estimates of mixed plans (`taccl.baselines.multiplying_mixes`).
+"""
+
+from __future__ import annotations
+
+import math
+from operator import itemgetter
+from random import Random
+from typing import TYPE_CHECKING
+
+from taccl.baselines.multiplying_mixes import MOST_RESOURCES, MixTimes
+from taccl.baselines.multiplying_plans import BY_NODE, StepPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.baselines.multiplying_mixes import Mix, TimedPart
+    from taccl.baselines.multiplying_plans import Digit
+    from taccl.baselines.multiplying_times import StepTimes
+
+#: Max number of nodes for which batches are searched, as each number of nodes in a batch is estimated anew.
+_MOST_NODES = 16
+#: `_STARTS`: number of plans from which local search starts, the best by estimate.
+#: `_PATIENCE`: number of successive moves without gain after which a search ends.
+_STARTS, _PATIENCE = 4, 300
+
+
+def in_batches(times: StepTimes, plans: Sequence[StepPlan]) -> list[StepPlan]:
+    """[plan in batches with the least estimated finish], searched from plans node by node.
+
+    Empty if there are none of these, one rank per node, too many nodes, or too many resources of different
+    loads.
+    """
+    num_nodes, num_local = times.grid.ranks.shape
+    size = -(-times.problem.collective.num_chunks // times.grid.ranks.size)
+    plans = [plan for plan in plans if plan.how == BY_NODE]
+    if not plans or num_local < 2 or num_nodes > _MOST_NODES:
+        return []
+    mixes = MixTimes(times, [part for plan in plans for part in plan.parts], spreads=True)
+    if len(mixes.resources) > MOST_RESOURCES:
+        return []
+    inside = [plan.parts[0].scattered for plan in plans]
+    starts = [[mixes.timed(part, size) for part in plan.parts] for plan in plans]
+    starts += [[_all_at_once(mixes, mix), mix[-1]] for mix in starts]
+    starts.sort(key=mixes.finish)
+    search = _Search(mixes, inside)
+    ticks, mix = min((search.improved(mix) for mix in starts[:_STARTS]), key=itemgetter(0))
+    if ticks == math.inf:
+        return []
+    return [StepPlan(tuple(each.part for each in mix), BY_NODE, tuple(each.size for each in mix))]
+
+
+def _all_at_once(mixes: MixTimes, mix: Mix) -> TimedPart:
+    """One batch of the chunks of all other nodes."""
+    (first,) = mix[0].part.summed
+    digit = first._replace(turns=tuple(range(1, first.base)))
+    return mixes.timed(mix[0].part._replace(summed=(digit,)), mix[0].size)
+
+
+class _Search:
+    """Local search over plans in batches.
+
+    - `inside`: Digits of the steps inside nodes that a batch may take.
+    """
+
+    def __init__(self, mixes: MixTimes, inside: Sequence[tuple[Digit, ...]]) -> None:
+        self._mixes, self._inside, self._random = mixes, inside, Random(0)
+
+    def improved(self, mix: Mix) -> tuple[float, Mix]:
+        """Improve a plan until `_PATIENCE` moves gain nothing; return (ticks, plan)."""
+        ticks, stalled = self._mixes.finish(mix), 0
+        while stalled < _PATIENCE:
+            found = self._changed(mix)
+            found_ticks = self._mixes.finish(found, ticks)
+            stalled = 0 if found_ticks < ticks else stalled + 1
+            if found_ticks <= ticks:
+                mix, ticks = found, found_ticks
+        return ticks, mix
+
+    def _changed(self, mix: Mix) -> Mix:
+        """Random neighbour: a batch takes other steps or another place, is cut, or is joined with another."""
+        random, found = self._random, list(mix)
+        here, there = (random.randrange(len(mix)) for _ in range(2))
+        kind = random.random()
+        if kind < 0.15:
+            part = mix[here].part._replace(scattered=random.choice(self._inside))
+            found[here] = self._mixes.timed(part, mix[here].size)
+        elif kind < 0.35:
+            found.insert(there, found.pop(here))
+        elif kind < 0.6:
+            found[here : here + 1] = self._cut(mix[here])
+        elif here != there and (joined := self._joined(mix[here], mix[there])) is not None:
+            del found[there]
+            here -= there < here
+            found[here : here + 1] = self._cut(joined) if random.random() < 0.5 else [joined]
+        return found
+
+    def _cut(self, batch: TimedPart) -> Mix:
+        """Two batches at a random cut between nodes or between chunks; the given one if it has no cut."""
+        (part, size), timed = (batch.part, batch.size), self._mixes.timed
+        turns = part.summed[0].turns if part.summed else ()
+        cut = self._random.randrange(1, size) if part.summed and size > 1 else 0
+        if len(turns) > 1 and (not cut or self._random.random() < 0.5):
+            first = self._random.randrange(1, len(turns))
+            digits = (part.summed[0]._replace(turns=some) for some in (turns[:first], turns[first:]))
+            return [timed(part._replace(summed=(each,)), size) for each in digits]
+        return [timed(part, cut), timed(part, size - cut)] if cut else [batch]
+
+    def _joined(self, first: TimedPart, second: TimedPart) -> TimedPart | None:
+        """One batch of two; None unless they have the same nodes, or equally many chunks of other nodes."""
+        if not (first.part.summed and second.part.summed):
+            return None
+        (one,), (two,) = first.part.summed, second.part.summed
+        if one == two:
+            return self._mixes.timed(first.part, first.size + second.size)
+        if first.size != second.size or {*one.turns} & {*two.turns}:
+            return None
+        digit = one._replace(turns=tuple(sorted((*one.turns, *two.turns))))
+        return self._mixes.timed(first.part._replace(summed=(digit,)), first.size)
