@@ -82,6 +82,19 @@ class FittedSeries:
     predicted_us: tuple[float, ...]
     protocols: tuple[int, ...]
 
+    @property
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """{protocol: smallest and largest measured size at which the library used it}."""
+        sizes = {
+            index: [
+                size
+                for size, each in zip(self.series.size_bytes, self.protocols, strict=True)
+                if each == index
+            ]
+            for index in sorted(set(self.protocols))
+        }
+        return {index: (taken[0], taken[-1]) for index, taken in sizes.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -169,9 +182,10 @@ class Fit:
     def predict_us(self, collective: str, num_ranks: Count, num_nodes: Count, size_bytes: Bytes) -> float:
         """Predicted time of a collective in us.
 
-        Collectives that a log has, on as many ranks and nodes, follow the fitted parameters under the fastest
-        protocol among `protocols`. Others follow the library's own choice and pipeline, calibrated to the
-        logs.
+        Collectives that a log has, on as many ranks and nodes, follow the fitted parameters under the
+        protocol that the library used at this size; under the fastest one among `protocols` at sizes between
+        those of two protocols, and beyond all. Others follow the library's own choice and pipeline,
+        calibrated to the logs.
 
         Parameters
         ----------
@@ -182,8 +196,9 @@ class Fit:
         size_bytes : int
             The larger of a rank's input and output, in bytes.
         """
-        seen = {(e.series.collective, e.series.num_ranks, e.series.num_nodes) for e in self.series}
-        if self.costs is not None and (collective, num_ranks, num_nodes) not in seen:
+        seen = {(e.series.collective, e.series.num_ranks, e.series.num_nodes): e.ranges for e in self.series}
+        ranges = seen.get((collective, num_ranks, num_nodes), {})
+        if self.costs is not None and not ranges:
             size = np.array([float(size_bytes)])
             return float(predicted_us(self.costs, collective, num_ranks, num_nodes, size)[0])
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
@@ -192,7 +207,9 @@ class Fit:
         terms = terms_of(
             asked, machine.ranks_per_nic, self.nvls_share, self.links_shares.get(_senders(asked), 1.0)
         )
-        return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
+        used = [index for index, (low, high) in ranges.items() if low <= size_bytes <= high]
+        times = times_us(terms, np.array([float(size_bytes)]), logs)
+        return float(np.min(times[used or list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
         """Profile of the machine as TOML text, which can be saved and then given instead of a profile name.

@@ -64,13 +64,11 @@ def _protocol(protocol: Protocol, found: dict[str, FittedParameter]) -> dict[str
 def _ranges(found: FittedSeries) -> Iterator[dict[str, Any]]:
     """Yield the size range of each protocol that the library used in a series."""
     series = found.series
-    for index, protocol in enumerate(PROTOCOLS):
-        taken = [size for size, each in zip(series.size_bytes, found.protocols, strict=True) if each == index]
-        if taken:
-            yield {
-                "collective": series.collective, "ranks": series.num_ranks, "nodes": series.num_nodes,
-                "protocol": protocol.name, "from_bytes": taken[0], "up_to_bytes": taken[-1],
-            }  # fmt: skip
+    for index, (smallest, largest) in found.ranges.items():
+        yield {
+            "collective": series.collective, "ranks": series.num_ranks, "nodes": series.num_nodes,
+            "protocol": PROTOCOLS[index].name, "from_bytes": smallest, "up_to_bytes": largest,
+        }  # fmt: skip
 
 
 def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bool = False) -> dict[str, Any]:

@@ -38,6 +38,19 @@ def test_a_line_is_found(line_fit):
 
 
 @pytest.mark.slow
+def test_predictions_follow_the_protocol_of_each_size(line_fit):
+    """A size that the library sends by LL is predicted by LL, as profiles do; other sizes by the fastest one."""
+    (found,) = line_fit.series
+    asked = "allreduce", 8, 1
+    only_ll = replace(found, series=replace(found.series, size_bytes=(8, 2**30), times_us=(20.0, 9e3)))
+    only_ll = replace(only_ll, predicted_us=(20.0, 9e3), protocols=(0, 0))
+    by_ll = replace(line_fit, series=(only_ll,), protocols=(0, 2))
+    by_any = replace(by_ll, series=(replace(only_ll, protocols=(2, 2)),))
+    assert by_ll.predict_us(*asked, 2**30) > 1.8 * by_any.predict_us(*asked, 2**30)
+    assert by_ll.predict_us(*asked, 2**31) == by_any.predict_us(*asked, 2**31)
+
+
+@pytest.mark.slow
 def test_logs_of_subsets_share_the_rate_of_a_link(log):
     """Two of 8 fully connected GPUs have one of seven links, so both logs show the rate of all seven."""
     logs = [
