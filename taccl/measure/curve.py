@@ -67,12 +67,20 @@ def kinks(series: Series) -> tuple[Kink, ...]:
         found += outliers
         slow = {each.size_bytes for each in outliers}
         rows = [row for row in rows if row[0] not in slow]
-    found += [
-        Kink("wrong switch", this[0] if this[1] > after[1] else after[0], _rows_text(this, after))
+    falls = [
+        (this, after)
         for before, this, after in zip([None, *rows], rows, rows[1:], strict=False)
         if this[1] > _REVERSED * after[1]
         and (before is None or before[1] > _LASTS * after[1])
         or _growth(this, after) > _FALL
+    ]
+    found += [
+        Kink(
+            _kind_of_fall(this[1], falls),
+            this[0] if this[1] > after[1] else after[0],
+            _rows_text(this, after),
+        )
+        for this, after in falls
     ]
     found += [
         Kink("late switch", this[0], _rows_text(before, this, after))
@@ -82,6 +90,16 @@ def kinks(series: Series) -> tuple[Kink, ...]:
         and _growth(this, after) <= _FREE
     ]
     return tuple(sorted(found, key=lambda each: each.size_bytes))
+
+
+def _kind_of_fall(time_us: float, falls: Sequence[tuple[_Row, _Row]]) -> Literal["outlier", "wrong switch"]:
+    """Kind of a size from which times fall to the next one.
+
+    A library changes to another protocol once. If times rise to the same level again and fall again, they are
+    noise of the host.
+    """
+    alike = [each for each, _ in falls if max(each[1], time_us) <= _REVERSED * min(each[1], time_us)]
+    return "outlier" if len(alike) > 1 else "wrong switch"
 
 
 def _outliers(rows: Sequence[_Row]) -> Iterator[Kink]:

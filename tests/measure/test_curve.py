@@ -40,6 +40,20 @@ def test_a_size_somewhat_slower_than_both_neighbours_is_noise():
     assert kinks(series(**times)) == ()
 
 
+def test_repeated_falls_from_one_level_are_noise():
+    """A library leaves a slow protocol once, so two falls from 51 us are slow runs of single sizes."""
+    times = {
+        "b64": 51.0,
+        "b128": 51.1,
+        "b256": 43.0,
+        "b512": 43.4,
+        "b1024": 50.5,
+        "b2048": 50.9,
+        "b4096": 43.8,
+    }
+    assert [each.kind for each in kinks(series(**times))] == ["outlier", "outlier"]
+
+
 def test_a_slow_middle_exceeds_both_ends():
     """A middle size ten times slower than both ends is found."""
     times = {f"b{2**power}": 10.0 for power in range(3, 20)} | {"b1024": 100.0}
