@@ -11,6 +11,7 @@ uses the estimates of mixed plans (`taccl.baselines.multiplying_mixes`).
 from __future__ import annotations
 
 import math
+from itertools import pairwise, product
 from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from taccl.baselines.multiplying_mixes import MOST_RESOURCES, MixTimes
 from taccl.baselines.multiplying_plans import BY_NODE, StepPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from taccl.baselines.multiplying_mixes import Mix, TimedPart
     from taccl.baselines.multiplying_plans import Digit
@@ -30,6 +31,8 @@ _MOST_NODES = 16
 #: `_STARTS`: number of plans from which local search starts, the best by estimate.
 #: `_PATIENCE`: number of successive moves without gain after which a search ends.
 _STARTS, _PATIENCE = 4, 300
+#: Numbers of pieces into which the search cuts the chunks of a rank at its start.
+_PIECES = (1, 2, 4, 8)
 
 
 def in_batches(times: StepTimes, plans: Sequence[StepPlan]) -> list[StepPlan]:
@@ -47,8 +50,7 @@ def in_batches(times: StepTimes, plans: Sequence[StepPlan]) -> list[StepPlan]:
     if len(mixes.resources) > MOST_RESOURCES:
         return []
     inside = [plan.parts[0].scattered for plan in plans]
-    starts = [[mixes.timed(part, size) for part in plan.parts] for plan in plans]
-    starts += [[_all_at_once(mixes, mix), mix[-1]] for mix in starts]
+    starts = [list(mix) for mix in dict.fromkeys(mix for plan in plans for mix in _starts(mixes, plan, size))]
     starts.sort(key=mixes.finish)
     search = _Search(mixes, inside)
     ticks, mix = min((search.improved(mix) for mix in starts[:_STARTS]), key=itemgetter(0))
@@ -57,11 +59,17 @@ def in_batches(times: StepTimes, plans: Sequence[StepPlan]) -> list[StepPlan]:
     return [StepPlan(tuple(each.part for each in mix), BY_NODE, tuple(each.size for each in mix))]
 
 
-def _all_at_once(mixes: MixTimes, mix: Mix) -> TimedPart:
-    """One batch of the chunks of all other nodes."""
-    (first,) = mix[0].part.summed
-    digit = first._replace(turns=tuple(range(1, first.base)))
-    return mixes.timed(mix[0].part._replace(summed=(digit,)), mix[0].size)
+def _starts(mixes: MixTimes, plan: StepPlan, size: int) -> Iterator[tuple[TimedPart, ...]]:
+    """Yield plans from which search may start: batches of one node or all others, and of equal pieces.
+
+    - `size`: Number of chunks of each rank.
+    """
+    *crossings, own = plan.parts
+    (first,) = crossings[0].summed
+    together = crossings[0]._replace(summed=(first._replace(turns=tuple(range(1, first.base))),))
+    for some, pieces in product((crossings, [together]), _PIECES):
+        sizes = [b - a for a, b in pairwise(size * k // pieces for k in range(pieces + 1)) if b > a]
+        yield *(mixes.timed(part, each) for each in sizes for part in some), mixes.timed(own, size)
 
 
 class _Search:

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 #: `_MIXED_TRANSFERS`: max transfers of a mixed plan.
 #: `_TRANSFERS_EACH`: approximate transfers of a mixed plan per chunk and rank.
 _MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (128, 64, 16), 100_000, 3
-#: `_PAYS`: finer chunks are used if their estimated finish is at most this share of that of coarser chunks.
+#: `PAYS`: finer chunks are used if their estimated finish is at most this share of that of coarser chunks.
 #: `_OTHERS`: number of mixed plans in fine chunks from which the search in coarser chunks starts.
-_PAYS, _OTHERS = 0.997, 2
+PAYS, _OTHERS = 0.997, 2
 #: `_MOST_PARTS`: max number of parts of a mixed plan.
 #: `_EQUAL_PARTS`: numbers of equal parts into which the search cuts the chunks of a plan at its start.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
@@ -65,7 +65,7 @@ def soonest_mix(problems: Iterable[Problem], until: Deadline = NEVER) -> tuple[S
     """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks (`to_mix`).
 
     Returns (times of the problem in the chosen chunks, plan); None if there is no mixed plan. Finer chunks
-    are chosen if they finish sufficiently earlier (`_PAYS`).
+    are chosen if they finish sufficiently earlier (`PAYS`).
 
     - `until`: Deadline after which the best plan so far is returned.
     """
@@ -79,7 +79,7 @@ def soonest_mix(problems: Iterable[Problem], until: Deadline = NEVER) -> tuple[S
         if not plans:
             return None
         us = times.ticks(plans[0]) / problem.costs.ticks_per_us
-        if best is None or us * _PAYS <= best_us:
+        if best is None or us * PAYS <= best_us:
             # A search that does not start from the plans of finer chunks may find a better plan.
             if others and not until.has_passed:
                 plans = sorted((*plans, *best_mixes(times, until=until)), key=times.ticks)
@@ -155,14 +155,14 @@ def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
     """Mixed plan of equal parts of one plan, in the coarsest chunks of `to_mix` in which it is fast.
 
     Returns (estimated finish in us, times, plan); None if there is no mixed plan. Finer chunks are used while
-    they finish sufficiently earlier (`_PAYS`).
+    they finish sufficiently earlier (`PAYS`).
     """
     best: tuple[float, StepTimes, StepPlan] | None = None
     for each in reversed(to_mix(problem)):
         times = times_of(each)
         ticks, mix = _soonest_equal(times)
         us = ticks / each.costs.ticks_per_us
-        if not mix or (best is not None and us > _PAYS * best[0]):
+        if not mix or (best is not None and us > PAYS * best[0]):
             break
         best = us, times, _plan_of(mix)
     return best

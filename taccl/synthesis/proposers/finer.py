@@ -16,7 +16,7 @@ from taccl.baselines import baseline
 from taccl.baselines.hub_mixes import soonest_plan
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.multiplying import Estimated, mixed_schedule
-from taccl.baselines.multiplying_mixes import mixed_transfers, to_mix
+from taccl.baselines.multiplying_mixes import PAYS, mixed_transfers, to_mix
 from taccl.baselines.spread import (
     MANY_CUT,
     cut_chunks,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: regular machines, so only the one with the earliest estimate is built.
 #: `_SEPARATE_PARTS`: numbers of parts with one message per chunk. List scheduling of separate messages gains
 #: up to 25 % on large sums (dgx-h100 x4 allreduce).
-_MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
+_MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4, 8), (2, 4)
 
 #: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival and part to build and verify a form: (without merging, with
 #: merging). A form without merging takes longer, as a list scheduler times its sends.
@@ -121,7 +121,7 @@ class _Forms:
     """Forms of recursive multiplying: their estimates, and the best schedule built so far.
 
     - `merged`: Estimates of single plans with merged messages. Each has finer chunks than the one before, and
-      an earlier finish.
+      a sufficiently earlier finish (`PAYS`).
     - `mixed`: Estimate of the mixed plan whose parts are equal; None if there are no mixed plans, or no time
       for them.
     - `best`: Search that holds the best schedule; None if none is built yet.
@@ -177,7 +177,7 @@ class _Forms:
                 form = self._estimated(parts, simple=is_short)
                 if form is None:
                     continue
-                if self.merged and form.us >= self.merged[-1].us:
+                if self.merged and form.us > PAYS * self.merged[-1].us:
                     break
                 self.merged.append(form)
                 if len(self.merged) == 1 and self.to_mix:

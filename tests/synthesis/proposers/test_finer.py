@@ -1,5 +1,6 @@
 """Baselines in smaller chunks than those of the search."""
 
+import math
 from dataclasses import replace
 from importlib import import_module
 
@@ -77,9 +78,20 @@ def test_merged_messages_compete_where_chunks_are_open():
     assert found.best.problem.clauses.merging and found.best.problem == found.problem
 
 
+@pytest.mark.parametrize(("second_us", "kept"), [(9.96, [10.0, 9.96]), (9.98, [10.0])])
+def test_merged_forms_in_finer_chunks_must_pay(second_us, kept, monkeypatch):
+    """Finer chunks that gain less than 0.3 % by their estimate are left out."""
+    estimates = iter((10.0, second_us, math.inf))
+    problem = taccl.make_problem(taccl.topologies.ring(3), "allreduce", size_bytes=3_000)
+    forms = finer._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), problem)
+    monkeypatch.setattr(forms, "_estimated", lambda *_, **__: finer.Estimated(next(estimates), None, None))
+    forms.estimate()
+    assert [each.us for each in forms.merged] == kept
+
+
 def test_copies_merge_inside_nodes_where_chunks_are_open():
-    """In an allgather of 12 KB on three nodes, all three chunks that a rank has after the crossings spread in one
-    send to each other rank of its node.
+    """In an allgather of 12 KB on three nodes, chunks of several nodes spread in one send to each other rank of a
+    node, or in fewer sends than that.
 
     Two crossings of 500 B hold a NIC for 0.04 us each, and 2.68 us pass until the last one arrives. The sends
     inside the node hold a port for 0.02 us and 1.5 kB at 7.09 us per MB, 0.2145 us in all, and take 0.58 us more.
@@ -88,17 +100,17 @@ def test_copies_merge_inside_nodes_where_chunks_are_open():
     problem = taccl.make_problem(topology, "allgather", size_bytes=12_000)
     found = finer.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)))
     assert taccl.verify(found.best).ok
-    assert found.best.finish_us == pytest.approx(2.68 + 2 * 0.04 + 0.2145 + 0.58, abs=1e-3)
+    assert found.best.finish_us <= 2.68 + 2 * 0.04 + 0.2145 + 0.58
 
 
 @pytest.mark.slow
 def test_separate_messages_follow_the_merged_form_of_the_earliest_estimate(monkeypatch):
-    """With time for four estimates, three of merged forms, 64 MB on 4 H100 nodes finish with the best of both.
+    """With time for five estimates, four of merged forms, 64 MB on 4 H100 nodes finish with the best of both.
 
     Without list scheduling of separate messages they would finish at 352.68 us. Mixed plans are left out.
     """
     monkeypatch.setattr(finer.Estimated, "mixed", lambda *_: None)
-    estimate, left = finer.Estimated.of, [4]
+    estimate, left = finer.Estimated.of, [5]
 
     def estimated(*given, **options):
         if not left[0]:
@@ -240,7 +252,7 @@ def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     found = finer.offer_estimated(search)
     assert found.problem.collective.chunks_per_rank == 1 and taccl.verify(found.best).ok
     assert search.stages[-1].message.endswith(
-        "; no time for mixed plans, chunks cut into 2, chunks cut into 4"
+        "; no time for mixed plans, chunks cut into 2, chunks cut into 4, chunks cut into 8"
     )
 
 
