@@ -159,6 +159,7 @@ def package_versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {n: v for n, v in versions.items() if v is not None}
 
 
+@functools.cache  # reading the metadata takes 3 ms a package
 def _version(package: str) -> str | None:
     from importlib import metadata  # imported here, as the import takes 0.05 s
 
