@@ -11,7 +11,7 @@ import numpy as np
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +35,17 @@ class Chunk:
         return not self.destinations or (
             not (is_sum and len(self.origins) > 1) and set(self.destinations) <= set(self.origins)
         )
+
+
+def distinct(chunks: Sequence[Chunk]) -> Iterable[Chunk]:
+    """Chunk objects without repetitions; the parts of a chunk that was cut are one object."""
+    return dict(zip(map(id, chunks), chunks, strict=True)).values()
+
+
+def converted(chunks: Sequence[Chunk], convert: Callable[[Chunk], Chunk]) -> tuple[Chunk, ...]:
+    """Chunks with each distinct object converted once."""
+    made = {id(chunk): convert(chunk) for chunk in distinct(chunks)}
+    return tuple(map(made.__getitem__, map(id, chunks)))
 
 
 @dataclass(frozen=True, slots=True)

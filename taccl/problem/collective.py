@@ -23,7 +23,16 @@ from taccl._internal.arguments import checked_as
 from taccl._internal.names import shown
 from taccl._internal.units import exact, format_count
 from taccl.errors import CollectiveError
-from taccl.problem.chunks import Chunk, Derivation, ProcessGroup, RankSets, check_members, in_turn
+from taccl.problem.chunks import (
+    Chunk,
+    Derivation,
+    ProcessGroup,
+    RankSets,
+    check_members,
+    converted,
+    distinct,
+    in_turn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +91,7 @@ class Collective:
                 if strange:
                     raise self._no_such(index, role, strange[0])
                 raise CollectiveError(f"chunk {index}: a rank is named twice as {role}", where=self.name)
-        for root in {chunk.root for chunk in self.chunks}:
+        for root in {chunk.root for chunk in distinct(self.chunks)}:
             if root is not None and not 0 <= root < self.num_ranks:
                 index = next(i for i, chunk in enumerate(self.chunks) if chunk.root == root)
                 raise self._no_such(index, "root", root)
@@ -108,9 +117,10 @@ class Collective:
 
     def _read_chunks(self) -> None:
         """Convert ranks of chunks to Python integers in tuples, unless they already are."""
-        ends = {id(ranks): ranks for c in self.chunks for ranks in (c.origins, c.destinations)}.values()
+        some = distinct(self.chunks)
+        ends = {id(ranks): ranks for c in some for ranks in (c.origins, c.destinations)}.values()
         plain = set(map(type, ends)) <= {tuple} and set(map(type, chain.from_iterable(ends))) <= {int}
-        if plain and {type(chunk.root) for chunk in self.chunks} <= {int, type(None)}:
+        if plain and {type(chunk.root) for chunk in some} <= {int, type(None)}:
             return
         read = tuple(_chunk(each.origins, each.destinations, each.root) for each in self.chunks)
         object.__setattr__(self, "chunks", read)
@@ -130,12 +140,12 @@ class Collective:
 
         Raises `CollectiveError` if a sum is left without a root.
         """
-        if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
-            chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)
+        if self.update_us_per_mb is None and any(map(_is_whole, distinct(self.chunks))):
+            chunks = converted(self.chunks, lambda c: replace(c, root=c.origins[0]) if _is_whole(c) else c)
             object.__setattr__(self, "chunks", chunks)
-        for index, chunk in enumerate(self.chunks):
-            if chunk.root is None:
-                raise CollectiveError(f"chunk {index}: its sum has no root; name a rank", where=self.name)
+        if any(chunk.root is None for chunk in distinct(self.chunks)):
+            index = next(index for index, chunk in enumerate(self.chunks) if chunk.root is None)
+            raise CollectiveError(f"chunk {index}: its sum has no root; name a rank", where=self.name)
 
     def _no_such(self, index: int, role: str, rank: int) -> CollectiveError:
         said = f"chunk {index}: {role} {rank} does not exist; there are ranks 0-{self.num_ranks - 1}"
@@ -168,13 +178,13 @@ class Collective:
     @property
     def stays_at_roots(self) -> bool:
         """True if the root of every sum is its only destination, as in a reduce or a reduce-scatter."""
-        return all(chunk.destinations == (chunk.root,) for chunk in self.chunks)
+        return all(chunk.destinations == (chunk.root,) for chunk in distinct(self.chunks))
 
     @cached_property
     def is_met(self) -> bool:
         """True if every destination has its data at the start, so that no send is needed."""
         if not self.derivations:
-            return all(chunk.is_met(is_sum=self.combining) for chunk in self.chunks)
+            return all(chunk.is_met(is_sum=self.combining) for chunk in distinct(self.chunks))
         held = {(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.origins}
         for each in self.derivations_in_turn:
             if (each.source, each.rank) in held:

@@ -9,7 +9,7 @@ import numpy as np
 
 from taccl._internal.caching import cached
 from taccl.errors import InputError
-from taccl.problem.chunks import Chunk
+from taccl.problem.chunks import Chunk, converted
 from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, make_schedule
@@ -126,16 +126,16 @@ def naming_contributions(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def _from_roots(collective: Collective, *, to: str) -> Collective:
-    chunks = []
     alone = [(rank,) for rank in range(collective.num_ranks)]
-    for chunk in collective.chunks:
+
+    def copied(chunk: Chunk) -> Chunk:
         assert chunk.root is not None, "a combining chunk has a root"
-        ends: tuple[int, ...] = () if chunk.is_met(is_sum=True) else getattr(chunk, to)
-        chunks.append(Chunk(alone[chunk.root], ends))
+        return Chunk(alone[chunk.root], () if chunk.is_met(is_sum=True) else getattr(chunk, to))
+
     return Collective(
         f"{collective.name} ({'broadcast' if to == 'destinations' else 'reduce, reversed'})",
         collective.num_ranks,
-        tuple(chunks),
+        converted(collective.chunks, copied),
         chunks_per_rank=collective.chunks_per_rank,
         groups=collective.process_groups,
     )

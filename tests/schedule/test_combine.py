@@ -50,6 +50,14 @@ def test_reduction_half_takes_the_clauses_for_reducing():
     assert half.clauses.carries_to == {}
 
 
+def test_parts_of_a_chunk_stay_one_object():
+    """The phases of sums that are cut into parts have one chunk object per sum, which is read once."""
+    problem = problem_of(line(3).build(), collectives.allreduce(3, chunks_per_rank=1).split(100))
+    for half in (reduction_half(problem), spreading_half(problem)):
+        chunks = half.collective.chunks
+        assert (len(chunks), len(set(map(id, chunks)))) == (300, 3)
+
+
 def test_spreading_half_starts_at_the_roots():
     """In the broadcast phase chunk c of an allreduce starts at rank c."""
     half = spreading_half(problem_of(line(3).build(), collectives.allreduce(3)))

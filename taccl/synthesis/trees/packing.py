@@ -201,12 +201,12 @@ def tree_counts(problem: Problem) -> Ints | None:
     collective, num_ranks = problem.collective, problem.topology.num_ranks
     if collective.combining or collective.derivations or len(set(problem.costs.chunk_units.tolist())) != 1:
         return None
-    origins = [chunk.origins for chunk in collective.chunks]
-    is_spread = all(
-        len({*chunk.destinations, *chunk.origins}) == num_ranks and len(chunk.origins) == 1
-        for chunk in collective.chunks
-    )
-    return np.bincount([ranks[0] for ranks in origins], minlength=num_ranks) if is_spread else None
+    origins, ends = collective.origin_sets, collective.destination_sets
+    pairs = np.unique(np.stack((origins.of_chunk, ends.of_chunk)), axis=1).T.tolist()
+    if any(len(origins.sets[a]) != 1 or len({*origins.sets[a], *ends.sets[b]}) < num_ranks for a, b in pairs):
+        return None
+    root = np.array([ranks[0] for ranks in origins.sets], np.int64)
+    return np.bincount(root[origins.of_chunk], minlength=num_ranks)
 
 
 def tree_routes(problem: Problem, fabric: Fabric) -> TreeRoutes | None:

@@ -81,7 +81,10 @@ def with_roots(problem: Problem, shares: Sequence[Fraction]) -> Problem:
     chunks = problem.collective.chunks
     ends = np.rint(np.cumsum(np.array(shares, float)) * len(chunks)).astype(np.int64)
     roots = np.searchsorted(ends, np.arange(len(chunks)), side="right").tolist()
-    rooted = tuple(replace(chunk, root=root) for chunk, root in zip(chunks, roots, strict=True))
+    pairs = list(zip(map(id, chunks), roots, strict=True))  # parts of a chunk are one object
+    first = dict(zip(pairs, chunks, strict=True))
+    made = {pair: replace(chunk, root=pair[1]) for pair, chunk in first.items()}
+    rooted = tuple(map(made.__getitem__, pairs))
     return replace(problem, collective=replace(problem.collective, chunks=rooted))
 
 
