@@ -22,7 +22,7 @@ AMPLE_S = 3600.0
 #: Search parameters for small problems: limits on work end each stage; solvers have 1.5 s each.
 BRIEF = taccl.SearchParameters.from_dict(
     {
-        "budget": {"bound_share": 1.5 / AMPLE_S, "most_bound_share": 3 / AMPLE_S},
+        "budget": {"bound_share": 1.5 / AMPLE_S, "most_bound_share": 3 / AMPLE_S, "last_every_s": 0},
         "portfolio": {
             "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0,
             **dict.fromkeys(("joint_share", "routing_share", "job_shop_share"), 1.5 / AMPLE_S),
@@ -47,6 +47,7 @@ HASTY = taccl.SearchParameters.from_dict(
             "most_bound_share": 0.5 / AMPLE_S,
             "least_every_s": 0,
             "most_every_s": 0,
+            "last_every_s": 0,
         },
         "suggesting": {"most_suggest_s": AMPLE_S, "ranking_runs": 2, "sketches": 1},
     }

@@ -70,7 +70,7 @@ def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
     result = brief_synthesis(problem, parameters=HASTY)
     names = [stage.name for stage in result.stages]
     assert names.index("bound over all chunkings") < names.index("chunks")
-    assert names.count("bound over all chunkings") <= 2  # again in the rest of the time, if it was cut off
+    assert names.count("bound over all chunkings") == 1
 
 
 def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):

@@ -60,7 +60,7 @@ def bound_over_all_chunkings(bound: Certificate, *, budget_s: float | None = Non
     is_large = moves > _MOST_MOVES
     found: dict[InNetworkGrant, _Found] = problem.cache.setdefault(_CACHE, {})
     known = found.get(bound.in_network)
-    if known is None or (budget_s is not None and known.used_s * _LARGER <= budget_s):
+    if known is None or (budget_s is not None and known.used_s * _LARGER < budget_s):
         budget_s = _BUDGET_S if budget_s is None else budget_s
         end_s = math.inf if moves <= _BRIEF_MOVES else _END_TIMES * budget_s
         if is_large:

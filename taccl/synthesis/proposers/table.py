@@ -155,9 +155,11 @@ def _bound_all_chunkings(search: Search) -> None:
 
 def _bound_in_rest(search: Search) -> None:
     """Compute the bound over all chunkings in the time left, if its share of the time was too short."""
-    left_s = search.deadline.left_s
-    kept_s = reserve_s(search.problem, left_s, search.parameters.budget)
-    look_for_bound_over_all_chunkings(search, limit_s=max(0.0, min(left_s - kept_s, search.idle_s)))
+    left_s, budget = search.deadline.left_s, search.parameters.budget
+    kept_s = reserve_s(search.problem, left_s, budget)
+    limit_s = min(left_s - kept_s, search.idle_s, budget.last_every_s)
+    if limit_s > 0:
+        look_for_bound_over_all_chunkings(search, limit_s=limit_s)
 
 
 def _last_baselines(search: Search) -> None:
