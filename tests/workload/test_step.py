@@ -324,4 +324,4 @@ def test_a_picture_has_two_rows_a_rank(step):
         "send 1",
     ]
     sent = sum(step.topology.links[link].src < 2 for link in step.schedule.link.tolist())
-    assert len(ax.patches) == 2 * 8 + sent
+    assert sum(len(each.get_paths()) for each in ax.collections) == 2 * 8 + sent
