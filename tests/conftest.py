@@ -42,10 +42,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Number of test workers: one more than cores, as tests wait for solvers and other processes."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Number of test workers: one per core, and one more for slow tests, which wait for other processes.
+
+    Each worker needs about 20 s of CPU to load the tests.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores + 1
+    return cores + (config.option.markexpr != "not slow")
 
 
 def _quicken_clock(times: float) -> None:

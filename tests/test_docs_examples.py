@@ -26,10 +26,10 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates import bounds
-from taccl.baselines import spread
+from taccl.baselines import passages, spread
 from taccl.cli import main
 from taccl.placement import tuning
-from taccl.plot import sizes
+from taccl.plot import sizes, style
 from tests.effort import PATIENT, first_bounds, quick_fits
 from tests.foreign import OURS, REAL
 
@@ -39,10 +39,20 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 MOST_SECONDS = 0.03
 #: Parameters of every documented search: wait for a schedule, but not for the bound over all chunkings.
 SHORT = taccl.SearchParameters.from_dict(
-    {"budget": {**PATIENT.to_dict()["budget"], "least_every_s": 0, "most_every_s": 0}}
+    {"budget": {**PATIENT.to_dict()["budget"], "least_every_s": 0, "most_every_s": 0, "last_every_s": 0}}
 )
 #: Seconds for bounds of small problems, which by default take up to 1.5 s after the limit.
 BOUND_SECONDS = 0.02
+#: {text of examples: text of a smaller case that is run instead}; tests in tests/synthesis run large ones.
+SMALLER = {
+    "100x100x100": "20x20x20",
+    "mesh:32x32": "mesh:8x8",
+    "mesh(24, 24)": "mesh(8, 8)",
+    "mesh(25, 25)": "mesh(8, 8)",
+    "allgather(625)": "allgather(64)",
+    "--nodes 8": "--nodes 2",
+    "probe -n 4": "probe -n 2",  # each rank is a process
+}
 
 _FENCE = re.compile(
     r"^```(?P<language>\w+)?(?P<info>[^\n]*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -111,8 +121,10 @@ def short_searches(monkeypatch):
     # Tuning starts ranks for each algorithm. To save time, only tests/placement/test_tuning.py tunes alltoall.
     some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce",)}
     monkeypatch.setattr(tuning, "LIBRARY_NAMES", some)
+    monkeypatch.setattr(passages, "_MOST_TRIES", 2)
     for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # tests of pages draw their pictures
         monkeypatch.setattr(f"taccl.plot.report.{most}", 0)
+    monkeypatch.setattr(style, "render", lambda picture, format: b"tests of pictures render them")
     monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])
     monkeypatch.setattr(sizes, "_BOUND_S", BOUND_SECONDS)
     monkeypatch.setattr(sizes, "BASELINES", {name: sizes.BASELINES[name] for name in ("ring", "pairwise")})
@@ -122,12 +134,17 @@ def short_searches(monkeypatch):
         yield
 
 
+def smaller(text):
+    """The text of an example, with smaller cases in place of large ones."""
+    for large, small in SMALLER.items():
+        text = text.replace(large, small)
+    return text
+
+
 def run_command(command, where, capsys):
     """Run one command, and compare its exit code with the promised one."""
     promised = _EXITS.search(command)
-    # A torus of a million ranks has a test in tests/synthesis/symmetry.
-    command = command.replace("100x100x100", "20x20x20")
-    command = command.replace("probe -n 4", "probe -n 2")  # each rank is a process
+    command = smaller(command)
     command = re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command)
     command = re.sub(r"--step-s \S+", f"--step-s {MOST_SECONDS}", command)
     # Named solvers would use their whole time limit.
@@ -149,7 +166,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capsys, short_searches):
         if block.title:
             Path(block.title).write_text(block.content, encoding="utf-8")
         elif block.language == "python":
-            exec(compile("\n" * block.line + block.content, str(page), "exec"), names)
+            exec(compile("\n" * block.line + smaller(block.content), str(page), "exec"), names)
         elif block.language in ("console", "bash"):
             for command in commands_of(block):
                 if not _UPSTREAM_FILE.search(command):

@@ -16,7 +16,7 @@ from taccl.analysis.certificates.readings import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_link_time import sums_of
-from tests.fuzzing import cases, some
+from tests.fuzzing import MANY, cases, some
 
 MB = 10**6
 
@@ -175,8 +175,10 @@ def costs_at_random(rng):
 
 
 @pytest.mark.fuzz
-def test_no_schedule_in_any_chunks_beats_the_bound():
+def test_no_schedule_in_any_chunks_beats_the_bound(monkeypatch):
     """On two or three nodes of two ranks no schedule in 1 or 2 chunks ends earlier, by exhaustive search."""
+    if not MANY:
+        monkeypatch.setattr(exchange_time, "_GRIDS", exchange_time._GRIDS[:1])
     decided = 0
     for seed in cases("exchange time, over all schedules", few=3, many=200):
         rng = random.Random(f"exchange time {seed}")
@@ -190,8 +192,10 @@ def test_no_schedule_in_any_chunks_beats_the_bound():
 
 
 @pytest.mark.fuzz
-def test_no_baseline_beats_the_bound():
+def test_no_baseline_beats_the_bound(monkeypatch):
     """On random clusters baselines, and a search, finish no sooner than the claim, in every number of chunks."""
+    if not MANY:
+        monkeypatch.setattr(exchange_time, "_GRIDS", exchange_time._GRIDS[:1])
     nearest = []
     for seed in cases("exchange time against baselines", few=2, many=150):
         rng = random.Random(f"exchanges {seed}")

@@ -59,12 +59,12 @@ def test_the_numbers_of_ranks_do_not_matter():
 def test_the_bisection_of_a_large_mesh():
     """The bisection of a large mesh is found.
 
-    On a 10 x 10 mesh 50 x 50 chunks cross 10 links, 250 each at 20.5 us.
+    On a 6 x 6 mesh 18 x 18 chunks cross 6 links, 54 each at 20.5 us.
     """
-    topology = taccl.topologies.mesh(10, 10)
-    problem = make_problem(topology, taccl.collectives.alltoall(100), chunk_bytes=MB)
+    topology = taccl.topologies.mesh(6, 6)
+    problem = make_problem(topology, taccl.collectives.alltoall(36), chunk_bytes=MB)
     bound = taccl.lower_bound(problem)
-    assert bound.bound == 250 * 20.5
+    assert bound.bound == 54 * 20.5
     assert bound.check()
 
 

@@ -19,7 +19,7 @@ from taccl.explore.rows import COLUMNS, DETAILS, SHORT
 from taccl.explore.run import RunRequest, failed_row
 from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
-from tests.effort import AMPLE_S
+from tests.effort import AMPLE_S, BRIEF
 from tests.fuzzing import MANY
 
 #: The function `taccl.synthesize` itself, also while a test replaces it.
@@ -424,7 +424,14 @@ def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
     given = taccl.make_problem(ring, taccl.collectives.broadcast(4, chunks_per_rank=1), size_bytes=1000)
     for problem, count in ((asked, 2), (given, 1)):
         found = [
-            compare(problem, backends=["greedy"], cache=tmp_path, num_workers=1, full=full)
+            compare(
+                problem,
+                backends=["greedy"],
+                parameters=[BRIEF],
+                cache=tmp_path,
+                time_limit_s=AMPLE_S,
+                full=full,
+            )
             for full in (False, True)
         ]
         for table in found:

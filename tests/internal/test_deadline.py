@@ -384,7 +384,7 @@ def test_an_interrupted_search_leaves_nothing_behind():
         return result.schedule.digest()
 
     def made():
-        return make_problem(topologies.ndv2(), "reduce-scatter", size_bytes=10**6, chunks_per_rank=2)
+        return make_problem(topologies.mesh(2, 3), "reduce-scatter", size_bytes=10**6, chunks_per_rank=2)
 
     began = time.monotonic()
     first = found(made())

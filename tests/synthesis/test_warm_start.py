@@ -11,7 +11,7 @@ from taccl.errors import InputError
 from taccl.synthesis.options import Observer
 from taccl.synthesis.result import with_note_on_gap
 from taccl.synthesis.stopping import GAP_MET, STOPPING_RULE, UntilGap
-from tests.effort import AMPLE_S, BRIEF, brief_synthesis
+from tests.effort import AMPLE_S, BRIEF, HASTY, brief_synthesis
 
 
 def problem_of(collective="allgather", ranks=4, size="1MB", **given):
@@ -51,7 +51,7 @@ class TestStart:
     def test_a_result_is_a_start_of_its_own_problem(self):
         """A result may be the `start` for its own problem, even if the search allowed more merging."""
         problem = problem_of("allreduce")
-        first = brief_synthesis(problem)
+        first = brief_synthesis(problem, parameters=HASTY)
         assert greedy(problem, start=first).finish_us <= first.finish_us
 
     @pytest.mark.slow

@@ -20,7 +20,7 @@ from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
-from tests.effort import brief_synthesis
+from tests.effort import brief_synthesis, first_bounds
 from tests.fuzzing import cases
 from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import (
@@ -41,7 +41,8 @@ from tests.synthesis.small_problems import (
 
 def first_of(problem):
     """The list scheduler's schedule."""
-    found = brief_synthesis(problem, backend="greedy").schedule
+    with first_bounds():
+        found = brief_synthesis(problem, backend="greedy", sketch="none").schedule
     assert isinstance(found, Schedule)
     return found
 
