@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from taccl.baselines.cheap_rings import cheap_paths, cheapest_paths
 from taccl.baselines.ring import near_nodes, walk
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.tree import two_trees
+from taccl.problem.costs import hold_columns, hold_costs_us
 from taccl.solvers.highs import minimise
 from taccl.topology.tuning import MAX_CHANNELS
 
@@ -79,6 +81,7 @@ class _Pattern:
         self.size = len(self.nodes[0])
         #: True if hops without a direct link may go over relays.
         self.relayed = False
+        self._pairs: dict[bool, tuple[dict[tuple[int, int], list[tuple[int, int]]], ...]] = {}
 
     @cached_property
     def variants(self) -> tuple[bool, ...]:
@@ -102,6 +105,12 @@ class _Pattern:
         """Links of a column's ring as (link, crossings per byte); None if two neighbours are not joined."""
         order = self.order(column)
         return self.weighted(list(zip(order, (*order[1:], order[0]), strict=True)), closing=False)
+
+    def known_pairs(self, alternates: bool) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], ...]:
+        """Result of `pairs`, computed once."""
+        if alternates not in self._pairs:
+            self._pairs[alternates] = self.pairs(alternates)
+        return self._pairs[alternates]
 
     def pairs(self, alternates: bool) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], ...]:
         """Pairs of ranks joined by each step of a ring, for steps inside nodes and for steps between nodes.
@@ -152,7 +161,7 @@ class _Chains(_Pattern):
 
     def links(self, column: Column) -> list[tuple[int, float]] | None:
         (local,) = column
-        steps, heads = self.pairs(False)
+        steps, heads = self.known_pairs(False)
         pairs = [pair for step in zip(local, local[1:], strict=False) for pair in steps[step]]
         joined = self.weighted(pairs, closing=False)
         across = self.weighted(heads[local[-1], local[0]], closing=True)
@@ -336,10 +345,11 @@ class _Pool:
         self._known: set[Column] = set()
         self._loads: list[Floats] = []
         topology = pattern.topology
-        self._holds = [
-            [(hold.resource, float(hold.beta_us_per_mb)) for hold in holds]
-            for holds in topology.holds_of_link
-        ]
+        _, hold = hold_columns(topology).of_sends(np.arange(len(topology.links)))
+        resource, beta = hold_columns(topology).resource[hold], hold_costs_us(topology)[1][hold]
+        rows = iter(zip(resource.tolist(), beta.tolist(), strict=True))
+        #: (resource, us per MB) of the holds of each link.
+        self._holds = [[*islice(rows, len(holds))] for holds in topology.holds_of_link]
 
     def add(self, column: Column) -> bool:
         """Add a column; False if it is already known, or some of its ranks are not joined."""
@@ -376,7 +386,9 @@ class _Pool:
     def shares(self) -> tuple[Floats, float]:
         """Share of each ring or chain in the optimal packing of resources, and the packing's MB per us."""
         for _ in range(_MAX_ROUNDS if self.pattern.size <= _MOST_EXACT else _MAX_SEARCHED_ROUNDS):
-            loads = np.unique(np.array(self._loads).T, axis=0)
+            # Most rows are equal, and the rows that differ are sorted in far less time.
+            rows = {row.tobytes(): row for row in np.array(self._loads).T}
+            loads = np.unique(np.array([*rows.values()]), axis=0)
             entries = (*np.nonzero(loads), loads[loads != 0])
             found = minimise(-np.ones(loads.shape[1]), entries, (np.ones(len(loads)),))
             if found is None:  # links have no beta, so any column is optimal
@@ -406,7 +418,7 @@ class _Pool:
         """Costs of steps inside nodes, and between nodes, as matrices by local rank; inf if not joined."""
         size = self.pattern.size
         found = []
-        for number, pairs in enumerate(self.pattern.pairs(alternates)):
+        for number, pairs in enumerate(self.pattern.known_pairs(alternates)):
             matrix = np.full((size, size), np.inf)
             for place, ranks in pairs.items():
                 links = self.pattern.weighted(ranks, closing=number == 1)

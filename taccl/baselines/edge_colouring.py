@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from taccl.baselines.lanes import HoldUs
     from taccl.topology.topology import Hold
 
 #: No edge.
 _NONE = -1
 
 
-def turns_of(holds: Sequence[Sequence[Hold]], busy_us: NDArray[np.float64]) -> list[int]:
+def turns_of(holds: Sequence[Sequence[Hold | HoldUs]], busy_us: NDArray[np.float64]) -> list[int]:
     """Turn of each send; in a turn, no two sends share a busiest resource of the sender or of the receiver.
 
     - `holds`: Holds of each send; of the sender's and of the receiver's, only the busiest resource counts.

@@ -52,6 +52,29 @@ class Plan(NamedTuple):
     end_us: float
 
 
+class HoldUs(NamedTuple):
+    """Hold of a resource at one side of a link, with floating-point costs."""
+
+    resource: int
+    side: str
+    alpha_us: float
+    us_per_mb: float
+
+
+class _HoldsOfLinks(dict[int, list[HoldUs]]):
+    """{link: its holds}; those of each link are made once."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    def __missing__(self, link: int) -> list[HoldUs]:
+        found = self[link] = [
+            HoldUs(hold.resource, hold.side, float(hold.alpha_us), float(hold.beta_us_per_mb))
+            for hold in self._topology.holds_of_link[link]
+        ]
+        return found
+
+
 class Lanes:
     """Hops of all channels of an algorithm; each channel carries an equal share of the data.
 
@@ -87,21 +110,28 @@ class Lanes:
             [[routes.hop(*(hop[::-1] if back else hop)) for hop in hops] for hops in self.hops]
             for back in self.backwards
         ]
-        links, held = topology.links, topology.holds_of_link
-        each = [[[links[e] for e in route] for route in lane] for way in self.routes for lane in way]
+        links = topology.links
+        each = [tuple(route) for way in self.routes for lane in way for route in lane]
         shape = (len(self.routes), len(self.hops), -1)
-        self._alpha_us, self._us_per_mb = (
-            np.array([[float(sum(costs)) for costs in lane] for lane in found]).reshape(shape)
-            for found in (
-                [[[e.alpha_us for e in route] for route in lane] for lane in each],
-                [[[e.beta_us_per_mb for e in route] for route in lane] for lane in each],
+        costs = {
+            route: (
+                float(sum(links[e].alpha_us for e in route)),
+                float(sum(links[e].beta_us_per_mb for e in route)),
             )
+            for route in set(each)
+        }
+        self._alpha_us, self._us_per_mb = (
+            np.array([costs[route][i] for route in each]).reshape(shape) for i in (0, 1)
         )
-        self._holds = [[[h for e in r for h in held[e]] for r in lane] for way in self.routes for lane in way]
-        self._held = {h: float(h.beta_us_per_mb) for lane in self._holds for holds in lane for h in holds}
+        of_link = _HoldsOfLinks(topology)
+        self._holds = [
+            [[h for e in r for h in of_link[e]] for r in lane] for way in self.routes for lane in way
+        ]
+        every = [hold for lane in self._holds for holds in lane for hold in holds]
         self.busy = np.zeros((2, max(1, len(topology.resources))))
-        for hold in (hold for lane in self._holds for holds in lane for hold in holds):
-            self.busy[:, hold.resource] += float(hold.alpha_us), float(hold.beta_us_per_mb)
+        resource = np.array([hold.resource for hold in every], dtype=np.int64)
+        for busy, us in zip(self.busy, ("alpha_us", "us_per_mb"), strict=True):
+            np.add.at(busy, resource, [getattr(hold, us) for hold in every])
 
     @cached_property
     def relayed(self) -> bool:
@@ -159,7 +189,7 @@ class Lanes:
         takes: list[float] = takes_us.ravel().tolist()
         holds: list[list[Held]] = []
         for hop, held in enumerate(each for lane in self._holds for each in lane):
-            lasts = [latency * float(h.alpha_us) + mb * self._held[h] for h in held]
+            lasts = [latency * h.alpha_us + mb * h.us_per_mb for h in held]
             begins = (
                 takes[hop] - us if h.side == "receive" else 0.0 for h, us in zip(held, lasts, strict=True)
             )
@@ -222,10 +252,10 @@ class Lanes:
             for hop in order:
                 start, us = ready[hop], lasts[hop]
                 for hold in holds[hop]:
-                    before = us - self._held[hold] if hold.side == "receive" else 0.0
+                    before = us - hold.us_per_mb if hold.side == "receive" else 0.0
                     start = max(start, free[hold.resource] - before)
                 for hold in holds[hop]:
-                    free[hold.resource] = start + (us if hold.side == "receive" else self._held[hold])
+                    free[hold.resource] = start + (us if hold.side == "receive" else hold.us_per_mb)
                 starts[hop], arrival[hop] = start, start + us
             ready = [arrival[hop - hop % num + (hop - 1) % num] for hop in range(len(order))]
             ends.append(max(arrival))
@@ -263,21 +293,25 @@ class Lanes:
         - `phase`, (directions, lanes, hops): Phase of starts within a period. None: as soon as possible.
         """
         starts, end = np.zeros(latency.shape), 0.0
+        lasts, phases = latency.tolist(), None if phase is None else phase.tolist()
         for lane, hops in enumerate(self.hops):
             ready: dict[int, float] = {hops[0][0]: 0.0}
             for way, back in enumerate(self.backwards):
                 root = ready[hops[0][0]] if way else 0.0
                 ready = {} if back else {hops[0][0]: root}
+                own, found = lasts[way][lane], [0.0] * len(hops)
                 for hop in range(len(hops))[:: -1 if back else 1]:
                     src, dst = hops[hop][::-1] if back else hops[hop]
                     start = ready.get(src, 0.0)
-                    if phase is not None:
-                        late = ceil((start - phase[way, lane, hop]) / period - 1e-9)
-                        start = max(late * period + phase[way, lane, hop], start)
-                    starts[way, lane, hop] = start
-                    arrival = start + latency[way, lane, hop]
+                    if phases is not None:
+                        begin = phases[way][lane][hop]
+                        late = ceil((start - begin) / period - 1e-9)
+                        start = max(late * period + begin, start)
+                    found[hop] = start
+                    arrival = start + own[hop]
                     ready[dst] = max(ready.get(dst, 0.0), arrival) if back else arrival
                     end = max(end, arrival)
+                starts[way, lane] = found
         return starts, end
 
     def period_us(self, mb: float) -> float:

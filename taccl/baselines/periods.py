@@ -131,13 +131,15 @@ def _first_free(taken: list[tuple[float, float]], period: float) -> float | None
     for number, (begin, length) in enumerate(taken):
         if begin >= period - rounding:
             taken[number] = begin, length = 0.0, length
-        at = max(at, begin + length - period)
+        if begin + length - period > at:
+            at = begin + length - period
     at = at if at > rounding else 0.0
     taken.sort()
     for begin, length in taken:
         if begin + rounding >= at:
             break
-        at = max(at, begin + length)
+        if begin + length > at:
+            at = begin + length
     return at if at < period - rounding else None
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import taccl
+from taccl.baselines import channels
 from taccl.baselines.channel_schedules import channels_of
 from taccl.baselines.cheap_rings import cheap_paths, cheapest_paths
 from taccl.topology import fabrics, machines
@@ -153,3 +154,13 @@ def test_beam_search_finds_cheapest_paths_of_few_ranks(seed):
     assert {first: cost for first, (cost, _) in found.items()} == pytest.approx(exact)
     for cost, path in found.values():
         assert cost == pytest.approx(sum(steps[pair] for pair in pairwise(path)) + closing[path[-1], path[0]])
+
+
+def test_pairs_of_a_pattern_are_made_once(monkeypatch):
+    """All columns of a search share the pairs of ranks that their steps join."""
+    made, pairs = [], channels._Chains.pairs
+    monkeypatch.setattr(
+        channels._Chains, "pairs", lambda self, *given: made.append(given) or pairs(self, *given)
+    )
+    assert channels_of(problem_of(machines.dgx1(nodes=2)), "tree").orders
+    assert made == [(False,)]
