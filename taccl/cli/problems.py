@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import taccl
 from taccl._internal.names import in_runs
@@ -39,7 +39,13 @@ _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
     """Load the schedule in a file of taccl or another tool, with the options of `add_schedule`."""
+    return schedule_and_details(file, options)[0]
+
+
+def schedule_and_details(file: str, options: argparse.Namespace) -> tuple[Schedule, dict[str, Any]]:
+    """(schedule in a file as in `schedule_in`, details of its search that the file records or {})."""
     from taccl.formats.detection import readable, wrong_format
+    from taccl.formats.native import load_schedule, read_document
 
     given, found = picked(options, "topology", "chunk_size", "time_unit_us"), readable(file)
     if found.name == "upstream-algorithm":
@@ -47,15 +53,15 @@ def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
 
         if options.topology is not None:
             given["topology"] = things.topology_from_word(options.topology)
-        return load_upstream_algorithm(file, **given)
+        return load_upstream_algorithm(file, **given), {}
     if found.holds == "program":
         remedy = f"`taccl convert {shlex.quote(file)} OUT.json --topology NAME --size 1MB`"
         raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
     if found.holds != "schedule":
         raise wrong_format(file, found, "a schedule")
     refuse(options, given, "a schedule in taccl's own format contains it; leave the option out")
-    schedule: Schedule = taccl.load(file)
-    return schedule
+    document = read_document(file)
+    return load_schedule(document, where=file), document.get("result") or {}
 
 
 def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:

@@ -74,7 +74,6 @@ _LEAST_BOUND_S, _FEW_TRANSFERS = 0.5, 500
 
 
 @checked
-@drawing
 def report(
     found: Result | Schedule,
     path: str | os.PathLike[str] | None = None,
@@ -118,17 +117,33 @@ def report(
         If the file exists and `overwrite` is False, or it cannot be written, or its name has the ending of
         another format.
     """
+    return write_report(
+        found, path, overwrite=overwrite, details=details, command=command, budget_s=budget_s,
+        measured=measured,
+    )[0]  # fmt: skip
+
+
+@drawing
+def write_report(
+    found: Result | Schedule, path: str | os.PathLike[str] | None, *, overwrite: bool,
+    details: Mapping[str, Any] | None, command: str, budget_s: float, measured: Sequence[str],
+) -> tuple[str, Verification]:  # fmt: skip
+    """(page of `report`, verification of the schedule); arguments are those of `report`."""
     limit = Deadline.after(budget_s)
     if path is not None:
         check_page(path, overwrite=overwrite)
-    page = _Page(found, details or {}, limit, budget_s, measured).html(command)
+    page = _Page(found, details or {}, limit, budget_s, measured)
+    text = page.html(command)
     if path is not None:
-        write_whole(path, page, overwrite=overwrite)
-    return page
+        write_whole(path, text, overwrite=overwrite)
+    return text, page.judged
 
 
 class _Page:
-    """Page about one schedule: its figures, recomputed, and its sections."""
+    """Page about one schedule: its figures, recomputed, and its sections.
+
+    - `judged`: Verification of the schedule.
+    """
 
     def __init__(
         self, found: Result | Schedule, details: Mapping[str, Any], limit: Deadline, budget_s: float,
@@ -143,7 +158,7 @@ class _Page:
             self._schedule, self._details, self._trace = found, details, trace_in(details)
             self._is_open = details.get("bound_scope") == ALL_CHUNKINGS
             self._bound = _bound(found.problem, min(_BOUND_S, _BOUND_SHARE * budget_s))
-        self._problem, self._judged = self._schedule.problem, verify(self._schedule)
+        self._problem, self.judged = self._schedule.problem, verify(self._schedule)
         measured_points(self._problem, measured)  # raises for unusable logs before pictures are drawn
         self._every: Certificate | None = None
         with suppress(OutOfTime), self._share().enforced():
@@ -155,7 +170,7 @@ class _Page:
         """The whole page."""
         contents = self._contents(command)
         sentence, actions = verdict(
-            self._schedule, self._judged, stronger(self._bound, self._every), self._gap, self._rates,
+            self._schedule, self.judged, stronger(self._bound, self._every), self._gap, self._rates,
             is_measured=bool(self._measured),
         )  # fmt: skip
         steps = "".join(f"<li>{with_commands(each)}</li>" for each in actions)
@@ -174,13 +189,9 @@ class _Page:
     def _contents(self, command: str) -> dict[str, tuple[str, str]]:
         """{id of a section: (title, HTML)}, in order."""
         schedule, problem, bound, unless = self._schedule, self._problem, self._bound, self._unless
-        clauses, trace = problem.clauses, self._trace
+        clauses = problem.clauses
         said = [each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None]
         checked = self._rechecked()
-        progress = ""
-        if any(entry.finish_us is not None for entry in trace):
-            drawn = draw_trace(trace, title_of(problem), ax=figure(width=9, height=3.6))
-            progress = picture(drawn, "progress-picture")
         return {
             "verification": ("Verification", self._verification()),
             "bound": ("Bound and gap", bound._repr_html_() + _paragraph(checked)),
@@ -189,13 +200,21 @@ class _Page:
             "load": ("Load", unless(_MOST_DRAWN, "drawn", self._load)
                      + unless(_MOST_REPLAYED, "replayed", self._waits)),
             "sizes": ("Bandwidth over size", unless(_MOST_REPLAYED, "replayed", self._sizes)),
-            "search": ("Search", _search(self._details, schedule.producer) + progress),
+            "search": ("Search", _search(self._details, schedule.producer)
+                       + unless(schedule.num_transfers, "drawn", self._progress)),
             "problem": ("Problem and sketch",
                         problem._repr_html_() + facts(said) + problem.topology._repr_html_()),
             "transfers": ("Transfers",
                           folded("the first ones", _lines(schedule.table(limit=_MOST_TRANSFERS)))),
             "versions": ("Versions and command", _versions(self._details, command)),
         }  # fmt: skip
+
+    def _progress(self) -> str:
+        """Picture of the finish over the time of the search; empty if the trace has none."""
+        if all(entry.finish_us is None for entry in self._trace):
+            return ""
+        drawn = draw_trace(self._trace, title_of(self._problem), ax=figure(width=9, height=3.6))
+        return picture(drawn, "progress-picture")
 
     def _share(self) -> Deadline:
         """Deadline of one bound."""
@@ -222,7 +241,7 @@ class _Page:
             return _paragraph(f"left out: {error}")
 
     def _verification(self) -> str:
-        schedule, judged = self._schedule, self._judged
+        schedule, judged = self._schedule, self.judged
         violations = listed(judged.violations, most=_MOST_VIOLATIONS)
         figures = [
             ("verdict", "valid: every rule holds" if judged.ok else "not valid"),

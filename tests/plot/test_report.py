@@ -262,6 +262,18 @@ def test_links_that_do_not_exist_are_no_obstacle(exchange):
     assert "left out" in section(page, "timeline")
 
 
+def test_no_picture_is_drawn_once_time_is_up(monkeypatch, exchange):
+    """Once time is up, pictures of all but the smallest schedules are left out, that of the search included."""
+    from taccl.plot import report as sections
+
+    monkeypatch.setattr(sections, "_FEW_TRANSFERS", 0)
+    monkeypatch.setattr(sections, "figure", lambda **_: pytest.fail("drawn"))
+    trace = [{"seconds": 0.1, "finish_us": exchange.finish_us, "bound_us": None}]
+    page = taccl.report(exchange, details={"trace": trace}, budget_s=1e-9)
+    for name in ("timeline", "load", "sizes", "search"):
+        assert "left out: the time limit was reached" in section(page, name)
+
+
 @pytest.mark.slow
 def test_names_are_text(found):
     """No name from a file becomes an element or an attribute."""

@@ -6,11 +6,10 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-import taccl
 from taccl._internal.names import shown
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_schedule, option, refuse, sizes
 from taccl.cli.output import Answer, check_output, notes_shown, picked
-from taccl.cli.problems import schedule_in
+from taccl.cli.problems import schedule_and_details
 from taccl.cli.things import held_by, is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 
@@ -72,30 +71,19 @@ def _drawn(options: argparse.Namespace) -> Axes:
             "(of `taccl synthesize -o`), or --what topology",
             where=options.file,
         )
-    schedule = schedule_in(options.file, options)
+    schedule, details = schedule_and_details(options.file, options)
     if options.what == "topology":
         found = schedule.problem.topology
         return plots.topology(found, schedule, ax=figure(height=height_of(found)))
     if options.what == "bandwidth":
         measured = options.measured or ()
         return plots.bandwidth(schedule, sizes=options.sizes, measured=measured, ax=figure(height=5.2))
-    details = details_of(options.file)
     if options.what == "progress":
         return draw_trace(trace_in(details), title_of(schedule.problem), ax=figure(height=4.0))
     by: Any = options.by or "link"
     bars = bars_of(schedule, by)
     ax = figure(height=rows_height(len(bars.rows)))
     return draw_bars(schedule, bars, by, bound_us=details.get("bound_us"), ax=ax)
-
-
-def details_of(file: str) -> dict[str, Any]:
-    """Details of the search that a schedule's file records; empty if it records none."""
-    from taccl.formats.detection import format_of_content
-    from taccl.formats.native import read_document
-
-    if format_of_content(file).name != "taccl-schedule":
-        return {}
-    return read_document(file).get("result") or {}
 
 
 def add_report(verb: argparse.ArgumentParser) -> None:
@@ -109,18 +97,17 @@ def add_report(verb: argparse.ArgumentParser) -> None:
 
 def run_report(options: argparse.Namespace) -> Answer:
     """Write a page in HTML about a schedule: figures, proof, pictures, load, bandwidth over size."""
-    from taccl.plot.report import report
+    from taccl.plot.report import write_report
 
     check_output(options)
-    schedule = schedule_in(options.file, options)
+    schedule, details = schedule_and_details(options.file, options)
     with notes_shown() as note:
         note("verifying, timing and drawing")
-        report(
-            schedule, options.output, overwrite=options.overwrite, details=details_of(options.file),
+        _, verification = write_report(
+            schedule, options.output, overwrite=options.overwrite, details=details,
             command=shlex.join(["taccl", "report", options.file, "-o", options.output]),
             budget_s=max(LEAST_S, options.deadline.left_s), measured=options.measured,
         )  # fmt: skip
-    verification = taccl.verify(schedule)
     figures = picked(schedule, "finish_us", "launch_us", "predicted_us")
     values = {"file": options.output, "ok": verification.ok, **figures}
     broken = "" if verification.ok else verification.counted("rule")
