@@ -15,7 +15,7 @@ from taccl.synthesis.proposers.stages import STAGES
 from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, PROPOSERS
 from taccl.synthesis.proposing import PLUGINS, OwnProposer, Proposer, registered
 from taccl.synthesis.search import Search
-from tests.effort import brief_synthesis
+from tests.effort import AMPLE_S, brief_synthesis
 
 
 class Ring:
@@ -172,9 +172,9 @@ def test_a_proposer_cannot_set_the_incumbent(allgather, ends):
 
 def test_a_refused_schedule_is_reported_at_the_callers_line(allgather, added):
     """The warning about an invalid schedule of a proposer names the file that called taccl."""
-    added(Ring(lambda schedule: replace(schedule, start=0 * schedule.start, end=None)))
+    proposer = added(Ring(lambda schedule: replace(schedule, start=0 * schedule.start, end=None)))
     with pytest.warns(FallbackWarning, match="my ring made a schedule that") as told:
-        taccl.synthesize(allgather, time_limit_s=1)
+        taccl.synthesize(allgather, time_limit_s=AMPLE_S, stop_when=lambda _: proposer.asked)
     assert {each.filename for each in told} == {__file__}
 
 
@@ -258,8 +258,8 @@ def test_an_interrupted_registered_proposer_is_a_row(problem):
 @pytest.mark.parametrize(("takes_s", "message"), [(8.0, "ran 3.0 s past its time limit"), (4.0, "")])
 def test_a_proposer_that_cannot_be_interrupted_is_named(problem, monkeypatch, takes_s, message):
     """A proposer has half of 10 s; if it returns after 8 s, its stage says by how much it is late."""
-    now, slept_s = time.monotonic, [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now() + slept_s[0])
+    began_s, slept_s = time.monotonic(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: began_s + slept_s[0])
 
     class Sleeper(Ring):
         def propose(self, search):

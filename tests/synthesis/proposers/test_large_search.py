@@ -154,12 +154,12 @@ class TestChoice:
 
     def test_few_hops_are_left_to_the_portfolio(self):
         """Four chunks over eight links are 32 hops, few enough for the portfolio."""
-        result = synthesize(problem_of(topologies.ring(4)), time_limit_s=2)
+        result = synthesize(problem_of(topologies.ring(4)), time_limit_s=AMPLE_S)
         assert result.choice == "the portfolio (up to 1000 hops; here 32)"
 
     def test_named_solver_was_asked_for(self):
         """With a named solver the result says that it was requested."""
-        result = synthesize(problem_of(topologies.ring(4)), backend="highs", time_limit_s=2)
+        result = synthesize(problem_of(topologies.ring(4)), backend="highs", time_limit_s=AMPLE_S)
         assert result.choice == "highs alone, as asked"
 
 
