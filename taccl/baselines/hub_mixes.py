@@ -16,8 +16,8 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER
 from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.line_hubs import classes_of_links, distinct_images, images, late_plans, least_steps
-from taccl.baselines.mesh_trees import MeshTrees, Solved
-from taccl.solvers.highs import minimise
+from taccl.baselines.mesh_trees import MeshTrees
+from taccl.baselines.mix_program import MixProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 150_000
 #: Numbers of steps grow by the share `_GROWTH`, but at least by 1, until `_STEPS_AFTER` in a row give no
 #: earlier finish. Trees are first added to the least number that finishes at most `_LATER` times as late as
-#: the best, as mixes of fewer plans lose less by equal shares.
+#: the best, as links that both add and copy in a step delay mixes of fewer steps less.
 _GROWTH, _STEPS_AFTER, _LATER = 1 / 10, 2, 1.01
 #: Numbers of equal shares into which the chunks are divided; each share follows one plan.
-_SHARES = (3, 4, 6, 8, 12, 16, 24, 48, 96, 192)
+_SHARES = (3, 4, 6, 8, 12, 16, 24, 48, 96, 192, 384)
 #: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
 #: for each doubling of the number of transfers.
-_PAYS = 0.995
+_PAYS = 0.998
 #: Number of plans, with the least reduced costs, among which the shares are divided.
 _MOST_CANDIDATES = 150
 #: Max product of the numbers of steps and classes of links for which chunks may also follow trees (up to
@@ -127,7 +127,7 @@ def soonest_mix(problem: Problem, dims: Dimensions, until: Deadline = NEVER) -> 
     if any(each.kind != "line" and each.size > 2 for each in dims):
         return None
     best: HubMix | None = None
-    for mixed in reversed(_mixes_of(problem.topology, dims, sum(problem.chunk_bytes)).soonest(until)):
+    for mixed in _mixes_of(problem.topology, dims, sum(problem.chunk_bytes)).soonest(until):
         if best is not None and best.finish_us < _PAYS * mixed.finish_us:
             break
         mix = _rounded(problem, dims, mixed.plans, mixed.shares)
@@ -156,30 +156,42 @@ class _Mixes:
         self._mixed: dict[tuple[int, bool], _Mixed | None] = {}
 
     def soonest(self, until: Deadline) -> list[_Mixed]:
-        """Best mixes if shares need not be equal: one of hubs alone, and one with trees if it finishes first.
+        """Best mixes if shares need not be equal: one with trees, and one of hubs alone if it finishes first.
 
         - `until`: Deadline after which the best mixes so far are returned.
         """
         self._add_hubs(until)
-        found = [self._best(until)]
-        if not until.has_passed:
-            self._add_trees(until)
-            found.append(self._best(until, most_us=math.inf if found[0] is None else found[0].finish_us))
+        self._add_trees(until)
+        found, best_us = list[_Mixed](), math.inf
+        for plans, trees in ((self._trees, self.trees), (self._hubs, None)):
+            best = self._best(plans, best_us, trees, until)
+            if best is not None:
+                found.append(best)
+                best_us = best.finish_us
         if until.has_passed:  # some trees may be missing
             self._trees.clear()
             self._mixed = {key: mixed for key, mixed in self._mixed.items() if not key[1]}
-        return [mixed for mixed in found if mixed is not None]
+        return found
 
-    def _best(self, until: Deadline, most_us: float | None = None) -> _Mixed | None:
-        """Best mix of hubs, or with trees one that finishes before `most_us`; None if there is none."""
-        plans = self._hubs if most_us is None else self._trees
-        best, best_us = None, math.inf if most_us is None else most_us
+    def _best(
+        self,
+        plans: dict[int, tuple[MeshPlans, float]],
+        most_us: float,
+        trees: MeshTrees | None,
+        until: Deadline,
+    ) -> _Mixed | None:
+        """Best mix of plans that finishes before `most_us`; None if there is none.
+
+        - `plans`: {number of steps: plans, and their least finish if a send may both add and copy}.
+        - `trees`: As for `_shares`.
+        """
+        best, best_us = None, most_us
         for steps, (some, us) in sorted(plans.items(), key=lambda each: each[1][1]):
-            if us >= best_us or (best is not None and until.has_passed):
+            if us >= best_us or (best_us < math.inf and until.has_passed):
                 break
-            key = steps, most_us is not None
+            key = steps, trees is not None
             if key not in self._mixed:
-                self._mixed[key] = _shares(some, self.us, None if most_us is None else self.trees, until)
+                self._mixed[key] = _shares(some, self.us, trees, until)
             mixed = self._mixed[key]
             if mixed is not None and mixed.finish_us < best_us:
                 best, best_us = mixed, mixed.finish_us
@@ -189,37 +201,47 @@ class _Mixes:
         """Find the least finish of hubs for more and more steps."""
         steps, late, best_us = least_steps(self.topology, self.dims), 0, math.inf
         while late < _STEPS_AFTER and (best_us == math.inf or not until.has_passed):
-            if steps not in self._hubs:
-                plans = late_plans(self.topology, self.dims, steps)
-                if plans is None:
-                    break
-                self._hubs[steps] = plans, self._finish_us(plans)
+            if self._hub_plans(steps) is None:
+                break
             late = 0 if self._hubs[steps][1] < best_us else late + 1
             best_us = min(best_us, self._hubs[steps][1])
             steps += max(1, int(_GROWTH * steps))
 
     def _add_trees(self, until: Deadline) -> None:
-        """Find the least finish with trees for more and more steps, as long as it falls."""
-        few = [steps for steps in self._hubs if steps * len(self.us[0]) <= _MOST_ROWS_OF_TREES]
-        least_us, best_us = min((self._hubs[steps][1] for steps in few), default=0.0), math.inf
-        for steps in few:
-            if self._hubs[steps][1] > _LATER * least_us and best_us == math.inf:
-                continue
+        """Find the least finish with trees, for more and more steps, as long as it falls."""
+        most, best_us = _MOST_ROWS_OF_TREES // len(self.us[0]), math.inf
+        few = {steps: us for steps, (_, us) in self._hubs.items() if steps <= most}
+        least_us = min(few.values(), default=math.inf)
+        steps = next((steps for steps, us in few.items() if us <= _LATER * least_us), most + 1)
+        while steps <= most and not until.has_passed:
+            plans = self._hub_plans(steps)
+            if plans is None:
+                break
             if steps not in self._trees:
-                plans, _ = self._hubs[steps]
                 latency = np.repeat(self.us[0][:, None], steps, axis=1)
                 none = np.zeros(plans.loads.shape[1:], bool)
-                plans = self.trees.added(
-                    plans, none, lambda loads: _solved(loads, latency, self.us[1]), until
-                )
-                self._trees[steps] = plans, self._finish_us(plans)
-            if self._trees[steps][1] > _PAYS * best_us or until.has_passed:
+                program = MixProgram(plans.loads, latency, self.us[1])
+                plans = self.trees.added(plans, none, program, until)
+                found = program.solved()
+                self._trees[steps] = plans, math.inf if found is None else found.finish_us
+            if self._trees[steps][1] > _PAYS * best_us:
                 break
             best_us = self._trees[steps][1]
+            steps += max(1, int(_GROWTH * steps))
+
+    def _hub_plans(self, steps: int) -> MeshPlans | None:
+        """Plans of hubs with a number of steps; None if there are too many."""
+        if steps not in self._hubs:
+            plans = late_plans(self.topology, self.dims, steps)
+            if plans is None:
+                return None
+            self._hubs[steps] = plans, self._finish_us(plans)
+        return self._hubs[steps][0]
 
     def _finish_us(self, plans: MeshPlans) -> float:
         """Least finish if a send may both add and copy."""
-        found = _solved(plans.loads, np.repeat(self.us[0][:, None], plans.loads.shape[3], axis=1), self.us[1])
+        latency = np.repeat(self.us[0][:, None], plans.loads.shape[3], axis=1)
+        found = MixProgram(plans.loads, latency, self.us[1]).solved()
         return math.inf if found is None else found.finish_us
 
 
@@ -315,10 +337,10 @@ def _shares(
     closed = np.zeros(plans.loads.shape[1:], bool)
     latency = np.repeat(alpha, plans.loads.shape[3], axis=1)
     while len(plans.loads):
+        program = MixProgram(plans.loads, latency, us[1])
         if trees is not None and closed.any():
-            plans = trees.added(plans, closed, lambda loads: _solved(loads, latency, us[1]), until)
-        loads = plans.loads
-        found = _solved(loads, latency, us[1])
+            plans = trees.added(plans, closed, program, until)
+        loads, found = plans.loads, program.solved()
         if found is None:
             return None
         both = np.einsum("j,jkrs->krs", found.shares, loads)
@@ -334,30 +356,6 @@ def _shares(
         closed |= clash & ~twice & (both.argmin(axis=0) == np.arange(2)[:, None, None])
         plans = plans.only(np.flatnonzero(~(loads[:, closed] > 0).any(axis=1)))
     return None
-
-
-def _solved(loads: Floats, latency: Floats, beta: Floats) -> Solved | None:
-    """Best shares of plans if a send may both add and copy; None if the linear program has no solution.
-
-    The time of a step is at least the latency plus the bytes of each link times its beta.
-
-    - `latency`: (num_classes, num_steps) us in which a link sends nothing.
-    """
-    count, _, num_classes, num_steps = loads.shape
-    num_rows = num_classes * num_steps
-    row = np.arange(num_rows)
-    plan, _, kind, step = at = np.nonzero(loads)
-    entries = (
-        np.concatenate((kind * num_steps + step, row, np.full(count, num_rows))),
-        np.concatenate((plan, count + row % num_steps, np.arange(count))),
-        np.concatenate((loads[at] * beta[kind], np.full(num_rows, -1.0), np.ones(count))),
-    )
-    cost = np.concatenate((np.zeros(count), np.ones(num_steps)))
-    found = minimise(cost, entries, (-latency.ravel(), [1.0]), method="simplex")
-    if found is None:
-        return None
-    prices = -found.duals[:num_rows].reshape(num_classes, num_steps) * beta[:, None]
-    return Solved(found.objective, found.values[:count], prices, float(found.duals[num_rows]))
 
 
 def _us_of_classes(topology: Topology, dims: Dimensions, num_bytes: int) -> tuple[Floats, Floats]:

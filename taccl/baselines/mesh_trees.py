@@ -15,12 +15,11 @@ from taccl._internal.deadline import NEVER
 from taccl.baselines.line_hubs import MeshPlans, images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from taccl._internal.deadline import Deadline
     from taccl.baselines.hubs import PlanSends
+    from taccl.baselines.mix_program import MixProgram
     from taccl.baselines.moves import Flags, Ints
     from taccl.topology.products import Dimensions
 
@@ -31,7 +30,7 @@ _SWEEPS = 3
 #: Max linear programs of the column generation. Every `_EXACT`-th takes its prices as they are.
 _ROUNDS, _EXACT = 16, 4
 #: Weight of earlier prices in the prices of other linear programs, which smooths them.
-_SLOW = 0.4
+_SLOW = 0.6
 #: The column generation ends unless `_PATIENCE` linear programs reduce the finish to less than this share.
 _PATIENCE, _PAYS = 6, 0.999
 #: Share of the remaining ranks that join a tree at once.
@@ -71,19 +70,6 @@ class _Trees(NamedTuple):
     cost: Floats
 
 
-class Solved(NamedTuple):
-    """Solution of the linear program for the shares of plans.
-
-    - `prices`: (num_classes, num_steps) price of a send over a link of each class in each step, in us.
-    - `plan_price`: Price of a plan, in us; plans whose sends cost less shorten the finish.
-    """
-
-    finish_us: float
-    shares: Floats
-    prices: Floats
-    plan_price: float
-
-
 class MeshTrees:
     """Links of a mesh, and the trees over them.
 
@@ -121,13 +107,13 @@ class MeshTrees:
         self,
         plans: MeshPlans,
         closed: Flags,
-        solve: Callable[[Floats], Solved | None],
+        program: MixProgram,
         until: Deadline = NEVER,
     ) -> MeshPlans:
         """Plans with trees added that shorten the finish, by column generation.
 
         - `closed`: (2, num_classes, num_steps) True if a class of links does not copy, or not add, in a step.
-        - `solve`: The linear program for the shares of plans with some loads.
+        - `program`: The linear program for the shares of the plans; it gets the trees, too.
         - `until`: Deadline after which no more trees are added.
         """
         every, loads, smooth = [*plans.plans], [*plans.loads], None
@@ -136,7 +122,7 @@ class MeshTrees:
         for number in range(_ROUNDS):
             if until.has_passed:
                 break
-            found = solve(np.stack(loads))
+            found = program.solved()
             if found is None:
                 break
             finishes.append(found.finish_us)
@@ -145,7 +131,7 @@ class MeshTrees:
             # Duals of few plans are far apart, so that prices follow them slowly.
             new = found.prices / self.sizes[:, None]
             smooth = new if smooth is None or number % _EXACT == 0 else (1 - _SLOW) * new + _SLOW * smooth
-            before = len(loads)
+            new_loads: list[Floats] = []
             for plan in self.cheapest(np.where(closed, np.inf, smooth)):
                 load = self._load(plan, smooth.shape)
                 if (
@@ -154,8 +140,11 @@ class MeshTrees:
                 ):
                     known.add(load.tobytes())
                     every.append(plan)
-                    loads.append(load)
-            if len(loads) == before and number % _EXACT == 0:
+                    new_loads.append(load)
+            if new_loads:
+                program.add(np.stack(new_loads))
+                loads += new_loads
+            elif number % _EXACT == 0:
                 break
         return MeshPlans(every, np.stack(loads))
 

@@ -161,34 +161,70 @@ def minimise(
     - `method`: ``"simplex"``, ``"ipm"``, or ``"choose"``.
     - `limit_s`: Time limit in seconds.
     """
-    import highspy
+    return GrowingProgram(cost, entries, bounds, method=method).solved(limit_s)
 
-    upper = np.concatenate([np.asarray(each, dtype=np.float64) for each in bounds])
-    lower = upper.copy()
-    lower[: np.size(bounds[0])] = -highspy.kHighsInf
-    objective = np.ascontiguousarray(cost, dtype=np.float64)
-    program = highspy.HighsLp()
-    program.num_col_, program.num_row_ = len(objective), len(upper)
-    program.col_cost_, program.col_lower_ = objective, np.zeros(len(objective))
-    program.col_upper_ = np.full(len(objective), highspy.kHighsInf)
-    program.row_lower_, program.row_upper_ = lower, upper
-    matrix = program.a_matrix_
-    matrix.format_ = highspy.MatrixFormat.kColwise
-    matrix.start_, matrix.index_, matrix.value_ = _by_column(entries, len(upper), len(objective))
-    solver: Any = highspy.Highs.__base__()  # highspy's subclass prints a banner to stdout
-    # Only the interior-point method gets presolve: HiGHS 1.16 takes 4 s to presolve a cut model of 361 rows,
-    # which the simplex method solves in 0.01 s.
-    presolve = "on" if method == "ipm" else "off"
-    settings = {"output_flag": False, "solver": method, "time_limit": limit_s, "presolve": presolve}
-    for name, value in settings.items():
-        solver.setOptionValue(name, value)
-    solver.passModel(program)
-    solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
-    found = solver.getSolution()
-    values, duals = np.array(found.col_value), np.array(found.row_dual)
-    return Solution(values, duals, float(solver.getInfo().objective_function_value))
+
+class GrowingProgram:
+    """Linear program of `minimise` that may get more columns; each solution starts from the last one.
+
+    Parameters are those of `minimise`.
+    """
+
+    def __init__(
+        self,
+        cost: ArrayLike,
+        entries: tuple[ArrayLike, ArrayLike, ArrayLike],
+        bounds: Sequence[ArrayLike],
+        *,
+        method: str = "choose",
+    ) -> None:
+        import highspy
+
+        upper = np.concatenate([np.asarray(each, dtype=np.float64) for each in bounds])
+        lower = upper.copy()
+        lower[: np.size(bounds[0])] = -highspy.kHighsInf
+        objective = np.ascontiguousarray(cost, dtype=np.float64)
+        program = highspy.HighsLp()
+        program.num_col_, program.num_row_ = len(objective), len(upper)
+        program.col_cost_, program.col_lower_ = objective, np.zeros(len(objective))
+        program.col_upper_ = np.full(len(objective), highspy.kHighsInf)
+        program.row_lower_, program.row_upper_ = lower, upper
+        matrix = program.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kColwise
+        matrix.start_, matrix.index_, matrix.value_ = _by_column(entries, len(upper), len(objective))
+        self._solver: Any = highspy.Highs.__base__()  # highspy's subclass prints a banner to stdout
+        # Only the interior-point method gets presolve: HiGHS 1.16 takes 4 s to presolve a cut model of 361
+        # rows, which the simplex method solves in 0.01 s.
+        presolve = "on" if method == "ipm" else "off"
+        for name, value in {"output_flag": False, "solver": method, "presolve": presolve}.items():
+            self._solver.setOptionValue(name, value)
+        self._solver.passModel(program)
+
+    def add_columns(self, cost: ArrayLike, entries: tuple[ArrayLike, ArrayLike, ArrayLike]) -> None:
+        """Add columns; in `entries`, they are numbered from 0."""
+        import highspy
+
+        objective = np.ascontiguousarray(cost, dtype=np.float64)
+        count = len(objective)
+        start, index, value = _by_column(entries, self._solver.getNumRow(), count)
+        lower, upper = np.zeros(count), np.full(count, highspy.kHighsInf)
+        self._solver.addCols(count, objective, lower, upper, len(value), start[:-1], index, value)
+
+    def solved(self, limit_s: float = math.inf) -> Solution | None:
+        """Optimal solution; None if there is none, or none is found in time.
+
+        - `limit_s`: Time limit in seconds.
+        """
+        import highspy
+
+        solver = self._solver
+        solver.setOptionValue("time_limit", solver.getRunTime() + limit_s)
+        solver.run()
+        if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        found = solver.getSolution()
+        values, duals = np.array(found.col_value), np.array(found.row_dual)
+        return Solution(values, duals, float(solver.getInfo().objective_function_value))
 
 
 def _by_column(

@@ -78,7 +78,7 @@ def test_the_bucket_algorithm_takes_a_mix_if_it_finishes_first(num_bytes, finish
         # Hubs alone take 8.54 us.
         ((3, 3), 288_000, 7, 5 / 6),
         # Hubs alone take 5.74 us.
-        pytest.param((4, 4), 64_000, 8, 121 / 96, marks=pytest.mark.slow),
+        pytest.param((4, 4), 64_000, 8, 5 / 4, marks=pytest.mark.slow),
     ],
 )
 def test_trees_of_any_shape_finish_before_hubs_of_lines(sizes, num_bytes, num_steps, share):
@@ -122,7 +122,7 @@ def test_mixes_are_valid(sizes, num_bytes):
 def test_mixes_of_large_sums_have_many_steps():
     """On a line of 3, 40 MB need 800 us. With at most 10 steps, plans take 887 us."""
     mix, found = mix_of((3,), 40_000_000)
-    assert found.finish_us <= mix.finish_us < 856
+    assert found.finish_us <= mix.finish_us * 1.00001 < 850
 
 
 def test_a_deadline_leaves_the_mixes_found_before_it():
