@@ -75,12 +75,14 @@ def _nvls(run: Run) -> Candidate:
     costs, m, n, g = run.costs, run.num_nodes, run.num_ranks, run.per_node
     # NCCL's bus bandwidth for the ranks of a node, limited by the rate of their ports.
     rate = min(_nvls_rate(run) * n / (n - 1), costs.node_gb_per_s * NVLS_SHARE[costs.generation])
-    across, levels = 2 * (m - 1) / m, int(log2(m))
+    # Bytes that the busiest node sends for each byte of the size, over two trees (see `nvls_pattern`). NCCL's
+    # model has 2 for three nodes and more.
+    across, levels = min(m / 2, 2.0), int(log2(m))
     model_rate = rate
     if m > 1:
         per_channel = NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
         most = per_channel * min(g, 8) * n / (2 * (n - 1))
-        model_rate = min(rate, most, run.wires / across)
+        model_rate = min(rate, most, run.wires / min(m - 1, 2))
         if costs.generation in NVLS_LIMITED:
             rate = min(rate, most)
     model_us = NVLS_US + 2 * levels * (NVLS_NETWORK_US + 2 * costs.network.stated_us)

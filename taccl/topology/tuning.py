@@ -117,12 +117,14 @@ TREE_LL128_CHANNEL = {
 #: Maximum GB/s per channel of a ring under LL128, by GPU generation.
 RING_LL128_CHANNEL = {"Volta": 20.0, "Ampere": 20.0, "Hopper": 36.7, "Blackwell": 40.0}
 #: GB/s per channel that rings reach under simple; NCCL's model has no limit there.
-#: Published allgathers: 42 on 8 B200, 38.5 on 2 x 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
+#: Published allgathers: 42 on 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
 RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
 #: (GPU generation, class of networks) pairs to which the limit `RING_CHANNEL` does not apply.
-#: On Hopper, rings over NICs of 400 Gb/s, a channel each, reach 46 to 48 GB/s per NIC over InfiniBand
-#: (NVIDIA/nccl-tests, issue 290), and 41 over RoCE (NVIDIA/nccl, issue 1221).
-RING_CHANNEL_FREE = (("Hopper", "infiniband"),)
+#: Rings over NICs of 400 Gb/s, a channel each, reach 46 to 48 GB/s per NIC over InfiniBand: on Hopper
+#: (NVIDIA/nccl-tests, issue 290) and on 2 to 64 nodes of B200 (two clusters of
+#: togethercomputer/together-nccl-tests; another one reaches 38.5). On Hopper they reach 41 over RoCE
+#: (NVIDIA/nccl, issue 1221).
+RING_CHANNEL_FREE = (("Hopper", "infiniband"), ("Blackwell", "infiniband"))
 #: Maximum GB/s per channel on one node, two nodes and more, for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
 #: GPU generations whose NVLS between nodes is no faster than `NVLS_CHANNEL`, by published logs of GB200.

@@ -92,11 +92,16 @@ def test_a_series_states_how_it_is_launched():
 
 @pytest.mark.parametrize(
     ("machine", "busbw"),
-    [("a3-ultragpu-8g", 8 * 41.5), ("b200", 8 * 41.5), ("dgx-h100", 8 * 50 * 0.93), ("h200", 8 * 50 * 0.93)],
+    [
+        ("a3-ultragpu-8g", 8 * 41.5),
+        ("a4-highgpu-8g", 8 * 41.5),
+        ("b200", 8 * 50 * 0.93),
+        ("h200", 8 * 50 * 0.93),
+    ],
 )
 def test_rings_are_limited_by_channels_since_hopper(machine, busbw):
     """Rings between nodes with eight NICs of 400 Gb/s have eight channels of 41.5 GB/s each: 332 GB/s of bus
-    bandwidth, where NICs carry 372. On Hopper over InfiniBand the NICs are the limit."""
+    bandwidth, where NICs carry 372. Over InfiniBand the NICs are the limit."""
     size = 16 << 30
     found = size * 15 / 16 / us(machine, "allgather", size, nodes=2) / 1000
     assert found == pytest.approx(busbw, rel=0.01)
@@ -166,6 +171,13 @@ def test_sums_in_switches_are_slower_by_the_last_channel():
     rate = 360 * 0.85 * 5 / 6 * 8 / 7
     turn_kb = (128 << 10) * 16 * 8 / 1000
     assert found.time_us == pytest.approx(size / turn_kb / 1000 * (turn_kb / rate + 3.4), rel=0.01)
+
+
+def test_trees_of_nvls_are_limited_by_their_busiest_node():
+    """On four nodes, a node within a tree sends two bytes by its NICs for each byte of the size."""
+    found = taccl.predict("b200", "allreduce", 2**35, nodes=4)
+    assert found.algorithm == "nvls"
+    assert 0.85 * 8 * 50 / 2 <= 2**35 / found.time_us / 1000 <= 8 * 50 / 2
 
 
 def test_nvls_can_be_turned_off():
