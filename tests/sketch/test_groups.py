@@ -5,6 +5,7 @@ import pytest
 import taccl
 from taccl.cli import main
 from taccl.errors import SketchError
+from tests.effort import AMPLE_S
 
 NETWORK = "multidim:ring4@100,switch2@50,switch2@25"
 TEXT = """schema = 1
@@ -28,7 +29,7 @@ def test_a_collective_runs_in_all_groups_of_a_name():
     assert [each.ranks for each in problem.collective.groups] == [
         (rank, rank + 4, rank + 8, rank + 12) for rank in range(4)
     ]
-    result = taccl.synthesize(problem, backend="dimension-balanced", time_limit_s=5)
+    result = taccl.synthesize(problem, backend="dimension-balanced", time_limit_s=AMPLE_S)
     assert taccl.verify(result.schedule).ok
     assert taccl.Sketch.from_toml(sketch.to_toml()) == sketch
 

@@ -11,6 +11,7 @@ import taccl
 from taccl import collectives
 from taccl.errors import FormatError, InputError
 from taccl.synthesis.parameters import DEFAULTS, PortfolioParameters, SearchParameters
+from tests.effort import AMPLE_S
 
 GROUPS = [getattr(DEFAULTS, each.name) for each in dataclasses.fields(DEFAULTS)]
 
@@ -96,8 +97,8 @@ def test_a_file_that_is_missing(tmp_path):
 def test_synthesize_obeys_parameters(compiled_search):
     """With a limit of 0 hops for models the compiled search runs; by default the portfolio does."""
     few = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
-    assert taccl.synthesize(ring(), time_limit_s=2).choice.startswith("the portfolio")
-    assert taccl.synthesize(ring(), time_limit_s=2, parameters=few).choice.startswith("the compiled")
+    assert taccl.synthesize(ring(), time_limit_s=AMPLE_S).choice.startswith("the portfolio")
+    assert taccl.synthesize(ring(), time_limit_s=AMPLE_S, parameters=few).choice.startswith("the compiled")
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def result(problem):
 def proposal():
     """The first sketch for an allgather of 16 MB on two DGX-A100."""
     topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
-    return taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
+    return taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=AMPLE_S)[0]
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +93,8 @@ def test_a_proposal_may_be_given(proposal, unsketched):
 
 
 def test_a_proposal_for_other_chunks_is_refused(proposal):
-    """A proposal for two chunks per rank is refused for a problem of one."""
-    assert proposal.problem.collective.chunks_per_rank == 2
+    """A proposal for several chunks per rank is refused for a problem of one."""
+    assert proposal.problem.collective.chunks_per_rank > 1
     plain = taccl.make_problem(
         proposal.problem.topology, "allgather", size_bytes=16_000_000, chunks_per_rank=1
     )
