@@ -14,7 +14,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.deadline import NEVER
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.multiplying_batches import in_batches
+from taccl.baselines.multiplying_batches import in_batches, places_of
 from taccl.baselines.multiplying_mixes import first_mix, soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
@@ -426,19 +426,19 @@ def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Send
     holder, chunk, place = held_at_start(problem)
     num_each = -(-len(chunk) // len(times.grid.place))
     place = place * num_each // np.bincount(holder)[holder]  # ranks may hold different numbers of chunks
-    sizes, done = plan.sizes or (num_each,) * len(plan.parts), Counter[int]()
     moves: list[Row] = []
-    for number, (part, size) in enumerate(zip(plan.parts, sizes, strict=True)):
-        steps = [(step, each) for step, each in enumerate(times.timeline(plan)[1]) if number in each.parts]
-        held = [(holder, chunk)]
+    every = [*enumerate(times.timeline(plan)[1])]
+    for number, (part, places) in enumerate(zip(plan.parts, places_of(plan, num_each), strict=True)):
+        steps = [(step, each) for step, each in every if number in each.parts]
+        goes = np.isin(place, places.get(0, ()))
+        held = [(holder[goes], chunk[goes])]
         for digit in part.summed:
-            held, (step, _) = [], steps.pop(0)
+            step, _ = steps.pop(0)
             for turn, partners in zip(digit.turns, times.grid.turns(digit), strict=True):
-                goes = (done[turn] <= place) & (place < done[turn] + size)
+                goes = np.isin(place, places[turn])
                 there = np.array(partners)[holder[goes]]
                 moves.append((step, chunk[goes], holder[goes], there, False))
                 held.append((there, chunk[goes]))
-                done[turn] += size
         ranks, chunks = (np.concatenate(each) for each in zip(*held, strict=True))
         order = np.argsort(ranks, kind="stable")
         turns = [times.grid.turns(each.digit) for _, each in steps]

@@ -2,7 +2,8 @@
 
 A rank receives the chunks of the other nodes one node after another, and forwards them inside its node. If
 they wait for a port, those of several nodes form a *batch*, which pays its latency once. Small batches come
-first, so that ports are used early. The chunks of a node may also cross in several parts.
+first, so that ports are used early. The chunks of a node may also cross in several parts. Some parts are
+gathered before they cross: they use links between nodes while ports inside nodes are the bottleneck.
 
 Local search over the batches, their order and their steps inside nodes minimises the estimated finish. It
 uses the estimates of mixed plans (`taccl.baselines.multiplying_mixes`).
@@ -11,7 +12,8 @@ uses the estimates of mixed plans (`taccl.baselines.multiplying_mixes`).
 from __future__ import annotations
 
 import math
-from itertools import pairwise, product
+from collections import defaultdict
+from itertools import islice, pairwise, product
 from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING
@@ -72,6 +74,33 @@ def _starts(mixes: MixTimes, plan: StepPlan, size: int) -> Iterator[tuple[TimedP
         yield *(mixes.timed(part, each) for each in sizes for part in some), mixes.timed(own, size)
 
 
+def places_of(plan: StepPlan, num_each: int) -> list[dict[int, list[int]]]:
+    """{turn: indices of the chunks of each rank that cross in it} of each part of a plan node by node.
+
+    Turn 0 stands for the gather of a rank's own chunks in its node.
+
+    - `num_each`: Number of chunks of each rank.
+    """
+    sizes, begin = plan.sizes or (num_each,) * len(plan.parts), 0
+    found: list[dict[int, list[int]]] = []
+    direct: dict[int, set[int]] = defaultdict(set)
+    for part, size in zip(plan.parts, sizes, strict=True):
+        found.append({})
+        if not part.summed:
+            found[-1][0] = [*range(begin, begin + size)]
+            begin += size
+        for turn in (turn for digit in part.after for turn in digit.turns):
+            direct[turn].update(found[-1][0])
+    left = {turn: iter([k for k in range(num_each) if k not in direct[turn]]) for turn in _turns_of(plan)}
+    for places, part, size in zip(found, plan.parts, sizes, strict=True):
+        places |= {turn: [*islice(left[turn], size)] for digit in part.summed for turn in digit.turns}
+    return found
+
+
+def _turns_of(plan: StepPlan) -> set[int]:
+    return {turn for part in plan.parts for digit in part.summed for turn in digit.turns}
+
+
 class _Search:
     """Local search over plans in batches.
 
@@ -102,13 +131,33 @@ class _Search:
             found[here] = self._mixes.timed(part, mix[here].size)
         elif kind < 0.35:
             found.insert(there, found.pop(here))
-        elif kind < 0.6:
+        elif kind < 0.55:
             found[here : here + 1] = self._cut(mix[here])
+        elif kind < 0.65:
+            found = self._other_order(mix, here, there)
         elif here != there and (joined := self._joined(mix[here], mix[there])) is not None:
             del found[there]
             here -= there < here
             found[here : here + 1] = self._cut(joined) if random.random() < 0.5 else [joined]
         return found
+
+    def _other_order(self, mix: Mix, here: int, there: int) -> Mix:
+        """Let some chunks of batch `here` cross after the gather of own chunks `there`, or undo this.
+
+        Own chunks are gathered anyway, so the batch saves its steps inside the nodes that it enters.
+        """
+        timed, batch, own = self._mixes.timed, mix[here], mix[there]
+        found: list[TimedPart | None] = list(mix)
+        if batch.part.after:
+            crossing = batch.part._replace(summed=batch.part.after, after=())
+            found[here] = timed(batch.part._replace(after=()), batch.size)
+            found.insert(there, timed(crossing, batch.size))
+        elif batch.part.summed and not (own.part.summed or own.part.after):
+            size = self._random.randint(1, min(batch.size, own.size))
+            for place, each in ((here, batch), (there, own)):
+                found[place] = timed(each.part, each.size - size) if each.size > size else None
+            found.insert(min(here, there), timed(own.part._replace(after=batch.part.summed), size))
+        return [each for each in found if each is not None]
 
     def _cut(self, batch: TimedPart) -> Mix:
         """Two batches at a random cut between nodes or between chunks; the given one if it has no cut."""
@@ -123,11 +172,11 @@ class _Search:
 
     def _joined(self, first: TimedPart, second: TimedPart) -> TimedPart | None:
         """One batch of two; None unless they have the same nodes, or equally many chunks of other nodes."""
+        if (first.part.summed, first.part.after) == (second.part.summed, second.part.after):
+            return self._mixes.timed(first.part, first.size + second.size)
         if not (first.part.summed and second.part.summed):
             return None
         (one,), (two,) = first.part.summed, second.part.summed
-        if one == two:
-            return self._mixes.timed(first.part, first.size + second.size)
         if first.size != second.size or {*one.turns} & {*two.turns}:
             return None
         digit = one._replace(turns=tuple(sorted((*one.turns, *two.turns))))

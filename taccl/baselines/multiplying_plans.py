@@ -64,7 +64,8 @@ class PlanPart(NamedTuple):
 
     Chunks are scattered along `scattered`, then exchanged whole along `summed`, then gathered along
     `scattered` in the opposite order. Whole chunks may also be summed along `before` before they are
-    scattered, and along `after` after they are gathered.
+    scattered, and along `after` after they are gathered. Parts of `BY_NODE` are only gathered; they cross
+    between nodes along `summed` before that, or along `after`.
     """
 
     scattered: tuple[Digit, ...]
@@ -109,8 +110,9 @@ class StepPlan(NamedTuple):
             mixed = f"mixed with {format_count(others, 'other plan')} " if others else ""
             return f"{largest}, {mixed}in {len(self.parts)} parts"
         if self.how == BY_NODE:
-            own = next(part for part in self.parts if not part.summed)
-            return f"{own}, {BY_NODE}" + (f" in {len(self.parts) - 1} batches" if self.sizes else "")
+            own = next(part for part in self.parts if not part.summed)._replace(after=())
+            number = sum(bool(part.summed or part.after) for part in self.parts)
+            return f"{own}, {BY_NODE}" + (f" in {number} batches" if self.sizes else "")
         return f"{self.parts[-1]}{self.how and ', '}{self.how}"
 
     @property

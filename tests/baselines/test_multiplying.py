@@ -13,7 +13,7 @@ from taccl._internal.deadline import Deadline
 from taccl.baselines import multiplying, one_shot, recursive, spread
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_mixes import MixTimes, best_mixes, soonest_mix, to_mix
-from taccl.baselines.multiplying_plans import Digit, PlanPart, all_mixable, all_plans
+from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_mixable, all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
 from taccl.problem.making import make_problem
@@ -171,6 +171,24 @@ def test_chunks_are_gathered_in_batches(name, topology, size_bytes, chunks_per_r
     assert estimated.us == pytest.approx(schedule.finish_us, abs=1e-6)
     assert schedule.finish_us == pytest.approx(float(finish_us), abs=1e-3)
     assert schedule.producer.endswith("node by node in 2 batches)")
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce-scatter"])
+def test_chunks_may_be_gathered_before_they_cross(name):
+    """The first of three chunks of each rank is gathered in its node, and then crosses to all ranks of the other
+    node directly. The two other chunks cross once."""
+    topology = taccl.topologies.dgx_h100(2)
+    collective = collectives.make(name, topology.num_ranks, chunks_per_rank=3)
+    problem = merging(topology, collective, 480_000)
+    inside, across = (Digit(False, 8, 1),), (Digit(True, 2, 1, turns=(1,)),)
+    parts = PlanPart(inside, after=across), PlanPart(inside, across), PlanPart(inside)
+    times, plan = StepTimes(problem, Grid(problem)), StepPlan(parts, BY_NODE, (1, 2, 2))
+    schedule = Estimated(0.0, times, plan).schedule(lists=False)
+    assert taccl.verify(schedule).ok
+    assert schedule.finish_us == pytest.approx(times.ticks(plan) / problem.costs.ticks_per_us, abs=1e-6)
+    crossings = sum(topology.is_internode(each.link) for each in schedule)
+    assert crossings == 16 * (8 + 2)
+    assert "8, node by node in 2 batches" in schedule.producer
 
 
 def test_nine_ranks_behind_ports_add_up_in_threes():
