@@ -378,7 +378,7 @@ def soonest_cut_us(schedule: Schedule) -> float:
     dims = grid_of(schedule.problem.topology)
     if dims is not None:
         return busy_us / (2 * len(dims))
-    return busy_us + (schedule.finish_us - busy_us) / max(2.0, MANY_CUT / schedule.num_transfers)
+    return busy_us + (schedule.finish_us - busy_us) / max(2.0, MANY_CUT / max(1, schedule.num_transfers))
 
 
 def busy_by_bytes_us(problem: Problem, chunk: NDArray[Any], link: NDArray[Any]) -> NDArray[np.float64]:

@@ -112,6 +112,15 @@ def test_nothing_to_send_is_not_cut():
     assert len(made) == 1
 
 
+def test_the_best_baseline_of_nothing_to_send_is_empty():
+    """The best baseline for a chunk that is where it must end has no transfers, on links that form no grid."""
+    kept = collectives.custom(3, precondition={0: [0]}, postcondition={0: [0]})
+    links = TopologyBuilder("line", [0] * 3)
+    for src, dst in ((0, 1), (1, 0), (1, 2), (2, 1), (0, 2)):
+        links.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    assert best(make_problem(links.build(), kept, chunk_bytes=1000)).num_transfers == 0
+
+
 def test_whole_chunks_are_made_once():
     """The schedule of whole chunks is cached for a search that asks for finer chunks."""
     problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1)
