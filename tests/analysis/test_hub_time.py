@@ -16,7 +16,7 @@ from taccl.analysis.certificates.readings import merging_freely
 from tests.analysis.claims import certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_link_time import sums_of
 from tests.analysis.test_sum_flow import crossbar
-from tests.fuzzing import cases, some
+from tests.fuzzing import MANY, cases, some
 
 MB = 10**6
 
@@ -24,6 +24,13 @@ MB = 10**6
 def certificates(problem):
     """Certificate of the last claim, the largest one, as a list; empty without claims."""
     return certificates_of(hub_time_bounds, problem, divisible=True, in_network=False)[-1:]
+
+
+@pytest.fixture
+def _coarse(monkeypatch):
+    """Use the coarse grid alone, whose claims are as valid as those of the fine one, unless TACCL_MANY is set."""
+    if not MANY:
+        monkeypatch.setattr(hub_time, "_FINE", hub_time._COARSE)
 
 
 def allreduce(topology, size_bytes):
@@ -40,6 +47,7 @@ def test_sums_on_one_switch_are_near_the_bound():
     assert 8.544 / 1.05 < bound.bound_us < 8.544
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_the_certificate_proves_no_more():
     """A witness with a longer horizon, higher factors, or fewer or other prices is refused."""
     problem = allreduce(crossbar(4, alpha=4, overhead=Fraction(1, 10), beta=4), MB)
@@ -60,6 +68,7 @@ def test_the_certificate_proves_no_more():
         assert not replace(bound, witness=other).check()
 
 
+@pytest.mark.usefixtures("_coarse")
 def test_whole_horizons_are_evaluated_exactly(monkeypatch):
     """A horizon given as an integer divides into cells without rounding."""
     problem = allreduce(crossbar(4, alpha=4, overhead=Fraction(1, 10), beta=4), MB)
@@ -120,6 +129,7 @@ def timed(rng, sends, first, last, mean):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_coarse")
 def test_no_plan_of_a_byte_costs_less():
     """Random plans of a byte cost at least what the proof needs, at the prices and in exact times.
 
@@ -172,6 +182,7 @@ def test_nothing_is_claimed_elsewhere():
 
 
 @pytest.mark.fuzz
+@pytest.mark.usefixtures("_coarse")
 def test_no_schedule_in_any_chunks_beats_the_bound():
     """On crossbars of 3 and 4 ranks an exhaustive search finds no schedule in 1 or 2 chunks that ends earlier."""
     decided = 0
@@ -190,6 +201,7 @@ def test_no_schedule_in_any_chunks_beats_the_bound():
 
 
 @pytest.mark.fuzz
+@pytest.mark.usefixtures("_coarse")
 def test_no_baseline_beats_the_bound_on_crossbars():
     """On random crossbars every baseline, in every number of chunks, finishes no sooner than the claim."""
     nearest = []
