@@ -43,9 +43,11 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
                 usual += f"{facts.nics_per_node} are assumed"
             other = "" if is_listed else f"; with {facts.nics_per_node}, {_named(rate)}"
             said[0] = f"{usual}: name the machine (--topology){other}"
-        elif facts.share >= WITHIN_ERROR and facts.own_choice:
+        elif facts.own_choice:
             own = f"{facts.library}'s own choice, {facts.own_choice}, has this rate"
-            said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}): {own}, or{said[0][1:]}"
+            is_near = facts.share >= WITHIN_ERROR
+            of = f"within the error of the model ({1 - WITHIN_ERROR:.0%})" if is_near else "large messages"
+            said[0] = f"; {of}: {own}, or{said[0][1:]}"
         elif facts.untested and facts.share >= UNTESTED:
             said[0] = f"; large messages: not judged, as predictions may be {1 / UNTESTED:g} times too fast"
             said[0] += f" (algorithm {facts.alike} has this rate)" if facts.alike else ""
