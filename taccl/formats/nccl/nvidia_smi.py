@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -142,10 +142,17 @@ def load_nvidia_smi(
     return build_servers(server, wiring, profile="nvidia-smi", notes=notes)
 
 
+def _each(counts: Mapping[int, int]) -> str:
+    """Number of NVLinks of each rank into a switch; some may have fewer, as if links were down."""
+    most = max(counts.values())
+    fewer = [f"{num} of rank {rank}" for rank, num in counts.items() if num < most]
+    return f"{most} NVLinks each" + (f", but {first_of(fewer, 4)}" if fewer else "")
+
+
 def _joined(server: PcieServer) -> list[str]:
     """Assumptions on NVLinks, one text each: ranks at an NVSwitch, in pairs, and without NVLinks."""
     assumed = [
-        f"ranks {in_runs(counts)} share an NVSwitch, with {max(counts.values())} NVLinks each "
+        f"ranks {in_runs(counts)} share an NVSwitch, with {_each(counts)} "
         "(nvlink_joins='pairs' says otherwise)"
         for counts in server.switches
     ]
@@ -259,18 +266,19 @@ def _nvlinks(
     for group in sorted(map(sorted, networkx.connected_components(graph_of(count)))):
         ranks: list[int] = group
         pairs = [*combinations(ranks, 2)]
-        counts = {count.get(pair, 0) for pair in pairs}
+        #: {rank: its NVLinks into a switch}; a pair of ranks has as many as the one with fewer.
+        own = {rank: max(count.get(pair, 0) for pair in pairs if rank in pair) for rank in ranks}
         most = max(sum(count.get((min(a, b), max(a, b)), 0) for b in ranks) for a in ranks)
         if joins == "pairs" or (joins == "auto" and most <= _MOST_NVLINKS):
             continue
-        if len(counts) > 1:
+        if any(count.get((a, b), 0) != min(own[a], own[b]) for a, b in pairs):
             raise FormatError(
                 f"found GPUs {', '.join(gpus[rank] for rank in ranks)} with up to {most} NVLinks each, and "
                 "not as many between all of them; expected equal cells behind an NVSwitch, or at most "
                 f"{_MOST_NVLINKS} each; give nvlink_joins='pairs' if NVLinks join pairs of GPUs",
                 where=where,
             )
-        switches.append(dict.fromkeys(ranks, counts.pop()))
+        switches.append(own)
         for pair in pairs:
             del count[pair]
     return count, switches

@@ -391,6 +391,20 @@ def test_ranks_without_nvlinks_are_named(tmp_path):
     assert "rank 2 has no NVLinks" in str(told[0].message)
 
 
+def test_nvlinks_into_a_switch_that_are_down_are_counted(tmp_path):
+    """A GPU with 16 of 18 NVLinks up has 16 with every other GPU, which keep 18 among themselves."""
+    rows = [
+        " ".join(
+            "NV16" if cell == "NV18" and 3 in (at, row + 1) else cell for at, cell in enumerate(cells.split())
+        )
+        for row, cells in enumerate(_equal("NV18", 5))
+    ]
+    with pytest.warns(AssumptionWarning, match="with 18 NVLinks each, but 16 of rank 2"):
+        found = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(5)))
+    rates = {(link.src, link.dst): round(1000 / float(link.beta_us_per_mb)) for link in found.links}
+    assert (rates[0, 1], rates[0, 2], rates[2, 0]) == (450, 400, 400)
+
+
 def test_matrices_without_nvlinks_say_so(tmp_path):
     """A matrix without NVLink cells may be that of `topo -mp`, which the assumptions say."""
     topology = load_nvidia_smi(_write(tmp_path, *_equal("NODE", 2), columns=_gpus(2)))
