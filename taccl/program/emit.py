@@ -13,7 +13,7 @@ receives that they do not follow directly, a ring of fused steps could wait for 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _order = attrgetter("order")
+#: Operations that send, and operations that receive.
+_SENDING, _RECEIVING = (
+    frozenset(name for name, parts in OPERATIONS.items() if getattr(parts, part))
+    for part in ("sends", "receives")
+)
 _FUSED = {"receive": "receive-send", "receive-reduce": "receive-reduce-copy-send"}
 
 
@@ -81,93 +86,108 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
 
     - `relays`: True to join a receiving threadblock with the one that sends at least half of its data on.
     """
-    needs = _needs(drafts)
+    ordered = sorted(drafts, key=_order)
+    needs = _needs(ordered)
     if relays:
-        joined = _join_relays(drafts, needs)
-        moved = {draft: replace(draft, key=joined.get(draft.key, draft.key)) for draft in drafts}
-        needs = {moved[draft]: {moved[other] for other in mine} for draft, mine in needs.items()}
-        drafts = list(moved.values())
-    ordered, needs = _fuse(sorted(drafts, key=_order), needs)
-    blocks: dict[Key, list[Draft]] = {}
-    position: dict[Draft, tuple[Key, int]] = {}
-    for draft in ordered:
-        block = blocks.setdefault(draft.key, [])
-        position[draft] = (draft.key, len(block))
-        block.append(draft)
-    waits: dict[Draft, list[tuple[Key, int]]] = {}
-    # Vector clock of each step: for each other threadblock, its last step that is known to end before.
-    # Steps that wait for nothing new share the clock of the step before them.
-    place = {key: i for i, key in enumerate(blocks)}
-    clock = dict.fromkeys(blocks, np.full(len(place), -1, np.int32))
-    passed: dict[Draft, NDArray[np.int32]] = {}
-    for draft in ordered:
-        key, others = draft.key, needs[draft]
-        known = clock[key]
-        # The latest step comes first, as a dependency on it may imply dependencies on the others.
-        for other in sorted(others, key=_order, reverse=True) if len(others) > 1 else others:
-            other_key, other_index = position[other]
-            if other_key == key or known[place[other_key]] >= other_index:
-                continue
-            waits.setdefault(draft, []).append((other_key, other_index))
-            known = np.maximum(known, passed[other])
-            known[place[other_key]] = other_index
-        passed[draft] = clock[key] = known
-    awaited = {key for each in waits.values() for key, _ in each}
-    numbers = {key: n for n, key in enumerate(sorted(blocks, key=lambda key: (key not in awaited, key)))}
+        joined = _join_relays(ordered, needs)
+        ordered = [replace(draft, key=joined.get(draft.key, draft.key)) for draft in ordered]
+    ordered, needs = _fuse(ordered, needs)
+    blocks: dict[Key, list[int]] = {}  # steps of each threadblock
+    for number, draft in enumerate(ordered):
+        blocks.setdefault(draft.key, []).append(number)
+    keys, steps_of = [*blocks], [*blocks.values()]
+    waits = _waits(steps_of, needs)
+    awaited = {block for each in waits.values() for block, _ in each}
+    in_order = sorted(range(len(keys)), key=lambda block: (block not in awaited, keys[block]))
+    numbers = [0] * len(keys)
+    for place, block in enumerate(in_order):
+        numbers[block] = place
     threadblocks = []
-    for key in numbers:
-        steps = tuple([
-            Step(each.operation, each.src, each.dst, each.count, _numbered(waits.get(each), numbers))
-            for each in blocks[key]
-        ])  # fmt: skip
-        operations = [OPERATIONS[each] for each in {step.operation for step in steps}]
-        sends = any(each.sends for each in operations)
-        receives = any(each.receives for each in operations)
+    for block in in_order:
+        key, steps = keys[block], []
+        for number in steps_of[block]:
+            each, waited = ordered[number], waits.get(number)
+            depends = tuple(sorted([(numbers[other], index) for other, index in waited])) if waited else ()
+            steps.append(Step(each.operation, each.src, each.dst, each.count, depends))
+        operations = {step.operation for step in steps}
         send_to = key.send_to if key.kind == "relay" else key.peer
-        channel = 0 if key.kind == "local" else key.channel
         threadblocks.append(
-            Threadblock(steps, send_to if sends else None, key.peer if receives else None, channel)
+            Threadblock(
+                tuple(steps),
+                None if _SENDING.isdisjoint(operations) else send_to,
+                None if _RECEIVING.isdisjoint(operations) else key.peer,
+                0 if key.kind == "local" else key.channel,
+            )
         )
     return tuple(threadblocks)
 
 
-def _numbered(
-    waits: Sequence[tuple[Key, int]] | None, numbers: Mapping[Key, int]
-) -> tuple[tuple[int, int], ...]:
-    """Steps for which a step waits, with the numbers of their threadblocks; `waits` is None for no steps."""
-    return tuple(sorted([(numbers[key], index) for key, index in waits])) if waits else ()
+def _waits(
+    blocks: Sequence[Sequence[int]], needs: Sequence[Collection[int]]
+) -> dict[int, list[tuple[int, int]]]:
+    """{step: (threadblock, index) of the steps for which it waits}, without those that other waits imply.
+
+    - `blocks`: Steps of each threadblock.
+    - `needs`: Steps on which each step depends.
+    """
+    position = [(0, 0)] * len(needs)
+    for block, numbers in enumerate(blocks):
+        for index, number in enumerate(numbers):
+            position[number] = block, index
+    waits: dict[int, list[tuple[int, int]]] = {}
+    # Vector clock of each step: for each other threadblock, its last step that is known to end before.
+    # Steps that wait for nothing new share the clock of the step before them.
+    clock = [np.full(len(blocks), -1, np.int32)] * len(blocks)
+    passed: list[NDArray[np.int32]] = []
+    for number, (block, _) in enumerate(position):
+        known, others = clock[block], needs[number]
+        # The latest step comes first, as a dependency on it may imply dependencies on the others.
+        for other in sorted(others, reverse=True) if len(others) > 1 else others:
+            other_block, index = position[other]
+            if other_block == block or known[other_block] >= index:
+                continue
+            waits.setdefault(number, []).append((other_block, index))
+            known = np.maximum(known, passed[other])
+            known[other_block] = index
+        clock[block] = known
+        passed.append(known)
+    return waits
 
 
-def _needs(drafts: Sequence[Draft]) -> dict[Draft, set[Draft]]:
-    """{step: steps it depends on}: writers of the slots it reads, and users of the slots it overwrites."""
-    writer: dict[Slot, Draft] = {}
-    readers: dict[Slot, list[Draft]] = defaultdict(list)
-    needs: dict[Draft, set[Draft]] = {}
-    for draft in sorted(drafts, key=attrgetter("at")):
-        mine = needs[draft] = set()
+def _needs(drafts: Sequence[Draft]) -> list[set[int]]:
+    """Steps on which each step depends: writers of the slots it reads, and users of the slots it overwrites.
+
+    Steps are numbered as in `drafts`.
+    """
+    writer: dict[Slot, int] = {}
+    readers: dict[Slot, list[int]] = {}
+    needs: list[set[int]] = [set() for _ in drafts]
+    times = [draft.at for draft in drafts]
+    for number in sorted(range(len(drafts)), key=times.__getitem__):
+        draft, mine = drafts[number], needs[number]
         for slot in read_slots(draft):
             if slot in writer:
                 mine.add(writer[slot])
-            readers[slot].append(draft)
+            readers.setdefault(slot, []).append(number)
         for slot in written_slots(draft):
             mine.update(readers.pop(slot, ()))
             if slot in writer:
                 mine.add(writer[slot])
-            writer[slot] = draft
-        mine.discard(draft)
+            writer[slot] = number
+        mine.discard(number)
     return needs
 
 
-def _join_relays(drafts: Sequence[Draft], needs: Mapping[Draft, set[Draft]]) -> dict[Key, Key]:
+def _join_relays(drafts: Sequence[Draft], needs: Sequence[set[int]]) -> dict[Key, Key]:
     """{threadblock: relay that replaces it}, for pairs of a receiving and a sending threadblock to join.
 
     In each pair, at least half of the steps of each threadblock relay data from one to the other.
     """
     sizes = Counter(draft.key for draft in drafts)
     passed_on: Counter[tuple[Key, Key]] = Counter()
-    for draft in drafts:
-        if draft.operation == "send" and len(needs[draft]) == 1:
-            (source,) = needs[draft]
+    for draft, mine in zip(drafts, needs, strict=True):
+        if draft.operation == "send" and len(mine) == 1:
+            source = drafts[min(mine)]
             if source.operation in _FUSED and source.key.channel == draft.key.channel:
                 passed_on[source.key, draft.key] += 1
     joined: dict[Key, Key] = {}
@@ -178,36 +198,40 @@ def _join_relays(drafts: Sequence[Draft], needs: Mapping[Draft, set[Draft]]) -> 
     return joined
 
 
-def _fuse(
-    drafts: Sequence[Draft], needs: Mapping[Draft, set[Draft]]
-) -> tuple[list[Draft], dict[Draft, set[Draft]]]:
+def _fuse(drafts: Sequence[Draft], needs: list[set[int]]) -> tuple[list[Draft], list[set[int]]]:
     """Fuse receives with the sends of their data; return the steps in order, and their dependencies.
 
     - `drafts`: All steps, in order.
+    - `needs`: Numbers of the steps on which each depends.
     """
-    blocks: dict[Key, list[Draft]] = defaultdict(list)
-    for draft in drafts:
-        blocks[draft.key].append(draft)
-    pairs = [pair for block in blocks.values() for pair in pairwise(block) if _relays(*pair)]
-    users: dict[Draft, set[Draft]] = {first: set() for first, _ in pairs}
-    for draft, mine in needs.items() if users else ():
+    blocks: dict[Key, list[int]] = defaultdict(list)
+    for number, draft in enumerate(drafts):
+        blocks[draft.key].append(number)
+    pairs = [
+        (first, second)
+        for block in blocks.values()
+        for first, second in pairwise(block)
+        if _relays(drafts[first], drafts[second])
+    ]
+    users: dict[int, list[int]] = {first: [] for first, _ in pairs}
+    for number, mine in enumerate(needs) if users else ():
         for other in mine:
             if other in users:
-                users[other].add(draft)
-    becomes: dict[Draft, Draft] = {}
-    gone: set[Draft] = set()
+                users[other].append(number)
+    fused: dict[int, Draft] = {}
+    gone: dict[int, int] = {}  # {send that is part of a receive: this receive}
     for first, second in pairs:
-        if needs[second] == {first} and all(
-            user is second or user.order > second.order for user in users[first]
-        ):
-            becomes[first] = becomes[second] = _as_one(first, users[first] - {second})
-            gone.add(second)
-    if not becomes:
-        return list(drafts), dict(needs)
-    left = [draft for draft in drafts if draft not in gone]
-    return [becomes.get(draft, draft) for draft in left], {
-        becomes.get(draft, draft): {becomes.get(other, other) for other in needs[draft]} for draft in left
-    }
+        if needs[second] == {first} and all(user >= second for user in users[first]):
+            others = [drafts[user] for user in users[first] if user != second]
+            fused[first], gone[second] = _as_one(drafts[first], others), first
+    if not fused:
+        return list(drafts), needs
+    left = [number for number in range(len(drafts)) if number not in gone]
+    places = {number: place for place, number in enumerate(left)}
+    places |= {second: places[first] for second, first in gone.items()}
+    return [fused.get(number, drafts[number]) for number in left], [
+        {places[other] for other in needs[number]} for number in left
+    ]
 
 
 def _relays(first: Draft, second: Draft) -> bool:
@@ -220,7 +244,7 @@ def _relays(first: Draft, second: Draft) -> bool:
     )
 
 
-def _as_one(first: Draft, others: set[Draft]) -> Draft:
+def _as_one(first: Draft, others: Collection[Draft]) -> Draft:
     """Fuse a receive and its send into one step; a sum in scratch that no other step reads is not stored.
 
     - `others`: Other steps that use the receive's data.

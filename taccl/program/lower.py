@@ -15,12 +15,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from taccl._internal.arguments import Count, checked
 from taccl._internal.units import format_count
 from taccl.errors import InputError, LossyConversionWarning, warn
+from taccl.problem.costs import wide_links
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import FOREVER, START, Allocator, RankLayout, Value, layout
 from taccl.program.messages import (
@@ -167,10 +171,10 @@ def lower(
 
 def _replaced(schedule: Schedule) -> str:
     """Note on multicast and reduced sends, which a program replaces by separate sends; empty for none."""
-    links = schedule.problem.topology.links
-    wide = {t.group for t in schedule if len(links[t.link].srcs) + len(links[t.link].dsts) > 2}
-    said = f"{len(wide)} of {schedule.num_sends} sends are multicast or reduced by a switch"
-    return f"{said}; the program sends to each end separately, and takes longer" if wide else ""
+    is_wide = np.isin(schedule.link, wide_links(schedule.problem.topology))
+    num_wide = len(np.unique(schedule.group[is_wide]))
+    said = f"{num_wide} of {schedule.num_sends} sends are multicast or reduced by a switch"
+    return f"{said}; the program sends to each end separately, and takes longer" if num_wide else ""
 
 
 def _split(runs: Sequence[int]) -> str:
@@ -185,6 +189,7 @@ def _choose_channels(
 ) -> None:
     """Assign channels to messages, in order; parallel links between two ranks have separate channels."""
     turns: Counter[tuple[int, int]] = Counter()
+    by_distance = cache(partial(channel_by_distance, num_channels=num_channels, num_ranks=num_ranks))
     for message in messages:
         src, dst, among = message.src, message.dst, 0
         if policy == "round-robin":
@@ -193,7 +198,7 @@ def _choose_channels(
         elif policy == "by-chunk":
             among = message.parts[0].chunk % num_channels
         elif policy == "by-peer":
-            among = channel_by_distance(src, dst, num_channels, num_ranks)
+            among = by_distance(src, dst)
         message.channel = message.lane * num_channels + among
 
 
@@ -335,7 +340,8 @@ class _Placing:
             self.runs_of_split.append(1 + breaks)
         channel, kinds = message.channel, ("peer", "peer") if self.per_peer else ("send", "receive")
         sends, receives = Key(kinds[0], message.dst, channel), Key(kinds[1], message.src, channel)
-        for i, run in enumerate(_runs(moves, self.max_count)):
+        runs = [moves] if len(moves) == 1 else _runs(moves, self.max_count)  # most messages have one chunk
+        for i, run in enumerate(runs):
             (src, dst, added), count = run[0], len(run)
             order = (message.end, message.number, 0, i)
             at = (message.start, _LAST, _LAST + message.number, i)
@@ -385,9 +391,6 @@ def _is_one_run(moves: Sequence[_PlacedPart]) -> bool:
 
 def _runs(moves: Sequence[_PlacedPart], max_count: int) -> Iterator[list[_PlacedPart]]:
     """Yield runs of at most `max_count` moves that are contiguous in all slots."""
-    if len(moves) == 1:  # most messages have one chunk
-        yield [*moves]
-        return
     stretches: list[list[_PlacedPart]] = []
     for move in moves:
         if stretches and _is_one_run([stretches[-1][-1], move]):

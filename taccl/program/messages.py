@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from taccl.errors import InputError
 from taccl.problem.collective import Collective
 from taccl.program.layout import FOREVER, START, RankLayout, Value
 from taccl.program.program import Slot
 from taccl.schedule.contributions import Arrival, bits_of, make_up
-from taccl.schedule.schedule import Schedule, Transfer
+from taccl.schedule.schedule import Schedule
 
 
 @dataclass(eq=False, slots=True)
@@ -64,26 +65,29 @@ def messages_of(schedule: Schedule) -> list[Message]:
     """
     links, collective = schedule.problem.topology.links, schedule.problem.collective
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
-    groups: dict[int, list[Transfer]] = {}
-    for t in schedule:
-        groups.setdefault(t.group, []).append(t)
+    columns = (schedule.chunk, schedule.link, schedule.start, schedule.end, schedule.reduce)
+    chunk, link, start, end, reduce = (column.tolist() for column in columns)
+    groups: dict[int, list[int]] = {}
+    for transfer, group in enumerate(schedule.group.tolist()):
+        groups.setdefault(group, []).append(transfer)
+    carried = schedule.contributions
     keyed = []
     for members in groups.values():
-        _, link, start, end, _, reduce, _ = members[0]
-        for dst in links[link].dsts:
-            for i, src in enumerate(links[link].srcs[: None if collective.sums_up else 1]):
+        first = members[0]
+        e = link[first]
+        for dst in links[e].dsts:
+            for i, src in enumerate(links[e].srcs[: None if collective.sums_up else 1]):
                 known = lanes[src, dst]
-                if link not in known:
-                    known.append(link)
+                if e not in known:
+                    known.append(e)
                 parts = [
-                    MessagePart(t.chunk, bits=bits_of(t.contributions)) if t.contributions
-                    else MessagePart(t.chunk)
-                    for t in members
-                ]  # fmt: skip
-                message = Message(src, dst, known.index(link), parts, start, end, reduce or i > 0)
+                    MessagePart(chunk[t], bits=0 if carried is None else bits_of(carried[t])) for t in members
+                ]
+                times = start[first], end[first]
+                message = Message(src, dst, known.index(e), parts, *times, reduce[first] or i > 0)
                 # Sums come first among equal times, as in the verifier.
-                keyed.append(((end, not reduce, start), message))
-    messages = [message for _, message in sorted(keyed, key=lambda each: each[0])]
+                keyed.append(((end[first], not reduce[first], start[first]), message))
+    messages = [message for _, message in sorted(keyed, key=itemgetter(0))]
     for number, message in enumerate(messages):
         message.number = number
     return messages
