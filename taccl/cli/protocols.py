@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.units import format_size
+from taccl.baselines.table import ends_of
 from taccl.cli.output import say
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.alltoallv import is_uneven
@@ -59,7 +60,7 @@ def under_best_protocol(problem: Problem, options: argparse.Namespace) -> Proble
     protocols, size, taken = problem.topology.protocols, problem.size_bytes, problem.topology.protocol
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
         return problem
-    if _num_wanted(problem) > _BOUNDED_ARRIVALS:
+    if ends_of(problem)[1].sum() > _BOUNDED_ARRIVALS:
         say(f"note: protocol {taken} is used uncompared, at this number of ranks (--protocol chooses)")
         return problem
     ratings = _Ratings(problem, options.deadline)
@@ -97,9 +98,9 @@ class _Ratings:
         self._is_even = len(set(problem.chunk_bytes)) < 2
         # Estimates assume that all ranks take part alike.
         self._is_regular = self._is_even and not is_uneven(problem)
-        sums = problem.collective.sums_up
-        contributions = sums * sum(len(chunk.origins) for chunk in problem.collective.chunks)
-        self._is_tried = _num_wanted(problem) + contributions <= _TRIED_ARRIVALS
+        starting, ending = (int(each.sum()) for each in ends_of(problem))
+        contributions = starting if problem.collective.sums_up else 0
+        self._is_tried = ending + contributions <= _TRIED_ARRIVALS
 
     def compare(self) -> None:
         """Rate the protocols, in the way that suits the problem and the time."""
@@ -159,11 +160,6 @@ class _Ratings:
                 self.promised_us.clear()
                 return
             self.promised_us[each] = time_us
-
-
-def _num_wanted(problem: Problem) -> int:
-    """Number of destinations of all chunks."""
-    return sum(len(chunk.destinations) for chunk in problem.collective.chunks)
 
 
 def _baselines_of(problem: Problem) -> list[Schedule]:

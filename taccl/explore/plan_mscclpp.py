@@ -33,7 +33,7 @@ _MODULE = "register_plans"
 #: `_PLAN_S`: CPU seconds per transfer to build an MSCCL++ plan and check it.
 #: `_PROGRAM_S`: CPU seconds per transfer to lower a schedule and check the program.
 #: `_LEAST_S`: min seconds for these files of all ranges, even if time is up.
-_PLAN_S, _PROGRAM_S, _LEAST_S = 1.2e-4, 1.2e-4, 0.5
+_PLAN_S, _PROGRAM_S, _LEAST_S = 2e-4, 8e-5, 0.5
 
 
 def why_not(runtime: Runtime, collective: Collective, topology: Topology, protocol: str) -> str:

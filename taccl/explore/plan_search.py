@@ -37,7 +37,7 @@ _PROGRAMS_SHARE = 0.6
 #: `_LARGE_SHARE`: max share of the remaining time that one schedule may need to be lowered and written.
 #: `_FEWEST_PROGRAMS`: if there is no time to lower this many programs, none is lowered before the comparison
 #: of ranges.
-_LOWER_S, _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 1.5e-4, 5e-4, 0.5, 2
+_LOWER_S, _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 8e-5, 5e-4, 0.5, 2
 #: `_TIMING_S`: CPU seconds per send to time and verify a schedule at the sizes of its range (estimate).
 #: `_QUICK_S`: max CPU seconds of a baseline that is built for several sizes even if time is up.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program and the times of its range.

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import taccl
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.scopes import prices
 from taccl.synthesis.result import Result, Stages
 from tests.cli.words import SKETCH, SMALL
@@ -28,6 +29,11 @@ class TestBound:
         assert values["prices"]["divisible"]["bound_us"] == 1.02
         assert values["prices"]["chunks"] == pytest.approx(2 / 102)
         assert (values["in_switches"], values["checked"]) == (None, None)
+
+    def test_the_text_needs_no_plain_values(self, run, monkeypatch):
+        """Without ``--json`` witnesses are not converted to plain values, which takes long for many ranks."""
+        monkeypatch.setattr(Certificate, "to_dict", None)
+        assert run("bound", *SMALL)[0] == 0
 
     def test_text(self, run):
         """The text has the bound, its bandwidths, its bottleneck, and the bound for 1 chunk per rank."""

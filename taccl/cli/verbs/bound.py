@@ -6,7 +6,8 @@ import time
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.deadline import OutOfTime
@@ -20,6 +21,7 @@ from taccl.problem.collectives import ARGUMENTS
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
+    from taccl.analysis.certificates.scopes import Prices
     from taccl.problem.problem import Problem
 
 #: Share of the time left for `taccl.prices`: bounds with and without the sketch, and for divisible chunks.
@@ -65,7 +67,7 @@ def run(options: Namespace) -> Answer:
         f"{answer.text}\n  the {noun} takes {schedule.timing}, a gap of {format_gap(values['gap'])} to the "
         f"bound; busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
     )
-    return replace(answer, text=text, figures=answer.values | {noun: values})
+    return replace(answer, text=text, figures=lambda: answer.values | {noun: values})
 
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
@@ -111,20 +113,29 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
         rows.append(("in switches", f"{_brief(in_switches)}, if switches reduce data in transit"))
     if proven is not None:
         rows.append(("checked", f"the witness {'proves' if proven else 'does not prove'} the bound"))
+    text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(problem.notes)])
+    complaint = "the witness does not prove the bound" if proven is False else ""
+    # Plain values of witnesses take longer than the text, which most commands print.
+    figures = partial(_values, problem, bound, prices, in_switches, proven)
+    return Answer(text, figures, complaint), bound
+
+
+def _values(
+    problem: Problem, bound: Certificate, prices: Prices, in_switches: Certificate | None, proven: bool | None
+) -> dict[str, Any]:
+    """Plain values of a bound, of the costs of the sketch and of whole chunks, and of their witnesses."""
     certificates = picked(prices, "bound", "without_sketch", "divisible")
-    values = {
+    return {
         **bound.to_dict(),
         "prices": {name: each.to_dict() for name, each in certificates.items()}
         | picked(prices, "sketch", "chunks"),
         "in_switches": None if in_switches is None else in_switches.to_dict(), "checked": proven,
-        "collective": collective.name, "topology": problem.topology.name,
+        "collective": problem.collective.name, "topology": problem.topology.name,
         "sketch": problem.clauses.name or None, "cost_model": problem.topology.cost_model,
         "size_bytes": problem.size_bytes, "num_ranks": problem.topology.num_ranks,
         "assumed": list(problem.topology.assumed),
-        "num_chunks": collective.num_chunks, "notes": list(problem.notes),
+        "num_chunks": problem.collective.num_chunks, "notes": list(problem.notes),
     }  # fmt: skip
-    text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(problem.notes)])
-    return Answer(text, values, "the witness does not prove the bound" if proven is False else ""), bound
 
 
 def _brief(bound: Certificate) -> str:
