@@ -30,7 +30,7 @@ from taccl.program import runtimes as limits
 from taccl.runtimes.registry import runtime_named
 from taccl.synthesis.bounding import no_bound
 from taccl.topology.transform import without
-from tests.effort import brief_plan, brief_synthesis
+from tests.effort import AMPLE_S, brief_plan, brief_synthesis
 from tests.fuzzing import MANY
 
 #: Two ranks of each of two NDv2 nodes: small messages go directly, larger ones enter each node once.
@@ -415,7 +415,7 @@ def test_an_error_of_the_progress_function_is_raised():
 def test_stages_of_a_plan_name_what_was_left_out(monkeypatch):
     """A synthesis without time, without a schedule, or cut by the limit is a row with its reason."""
     monkeypatch.setattr(plan_search, "synthesize", raising(NoSolutionError("none for us")))
-    plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=5)
+    plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=AMPLE_S)
     row = next(each for each in plan.stages if each.name == "4KB, no sketch")
     assert (row.status, row.message) == ("no-solution", "none for us")
 

@@ -30,7 +30,7 @@ from taccl.sketch.sketch import sketch_json_schema
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.proposers.large import schedule_large, suits
 from taccl.topology.builder import TopologyBuilder
-from tests.effort import brief_synthesis
+from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import MANY, cases
 from tests.synthesis.explaining.test_explain import random_sketch
 
@@ -387,7 +387,7 @@ def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search
         taccl.topologies.torus(3, 3), collectives.allreduce(9), chunk_bytes=MB, clauses=Clauses(max_hops=2)
     )
     nothing = taccl.SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
-    found = taccl.synthesize(problem, time_limit_s=2, parameters=nothing)
+    found = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=nothing)
     assert found.choice.startswith("the compiled list scheduler, over paths of the fewest links:")
     assert verify(found.schedule).ok
     assert found.bound.bound <= found.schedule.finish

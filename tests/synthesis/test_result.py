@@ -315,7 +315,7 @@ class TestTrace:
         """Every schedule passed to `on_incumbent` is an entry of the trace, also in other chunks."""
         told = []
         result = brief_synthesis(
-            taccl.make_problem(taccl.topologies.dgx1(), "allreduce", size_bytes="64KB"),
+            taccl.make_problem(taccl.topologies.ring(5), "broadcast", size_bytes="1MB"),
             on_incumbent=lambda schedule: told.append(schedule.finish_us),
         )
         assert len(told) > 1
