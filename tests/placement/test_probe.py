@@ -4,13 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
 
 import taccl
 from taccl import Probe
 from taccl.errors import AssumptionWarning, FormatError, InputError
 from taccl.formats.detection import format_of_content
 from taccl.placement.matrices import load_probe
-from taccl.topology.recognise import _squares, completed, levels, nested_order
+from taccl.topology.recognise import _average_linkage, _squares, completed, levels, nested_order
 from tests.foreign import OURS as FOREIGN
 
 OURS = [[0, 5, 9], [5, 0, 9], [9, 9, 0]]
@@ -667,3 +669,15 @@ def test_commas_between_cells_or_thousands_are_no_decimal_commas(tmp_path):
     path.write_text("MB/s a b c\na 0 12,500 12,480\nb 12,500 0 12,470\nc 12,480 12,470 0\n")
     with pytest.raises(FormatError, match="found 2 entries"):
         load_probe(path)
+
+
+@pytest.mark.parametrize("most", [2, 5, 1000])
+def test_clusters_are_those_of_scipy(most):
+    """Average linkage joins the same clusters as SciPy's, in the same order, also if many distances are equal."""
+    draw = np.random.default_rng(most)
+    for count in range(2, 20):
+        far = draw.integers(1, most, (count, count)).astype(float)
+        far += far.T
+        pairs = squareform(far * ~np.eye(count, dtype=bool))
+        known = linkage(pairs, "average")[:, :2].astype(int).tolist()
+        assert [sorted(pair) for pair in _average_linkage(far)] == known
