@@ -165,7 +165,7 @@ def minimise(
 
 
 class GrowingProgram:
-    """Linear program of `minimise` that may get more columns; each solution starts from the last one.
+    """Linear program of `minimise` that may grow; each solution starts from the last one.
 
     Parameters are those of `minimise`.
     """
@@ -209,6 +209,16 @@ class GrowingProgram:
         start, index, value = _by_column(entries, self._solver.getNumRow(), count)
         lower, upper = np.zeros(count), np.full(count, highspy.kHighsInf)
         self._solver.addCols(count, objective, lower, upper, len(value), start[:-1], index, value)
+
+    def add_rows(self, entries: tuple[ArrayLike, ArrayLike, ArrayLike], upper: ArrayLike) -> None:
+        """Add inequalities after all other rows; in `entries`, they are numbered from 0."""
+        import highspy
+
+        row, column, value = entries
+        most = np.ascontiguousarray(upper, dtype=np.float64)
+        start, index, values = _by_column((column, row, value), self._solver.getNumCol(), len(most))
+        least = np.full(len(most), -highspy.kHighsInf)
+        self._solver.addRows(len(most), least, most, len(values), start[:-1], index, values)
 
     def solved(self, limit_s: float = math.inf) -> Solution | None:
         """Optimal solution; None if there is none, or none is found in time.

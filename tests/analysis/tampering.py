@@ -17,7 +17,7 @@ from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.hub_time import HubTime
-from taccl.analysis.certificates.link_time import HopPrice, LinkTime, TimePrices
+from taccl.analysis.certificates.link_time import LinkTime, PlacePrices, TimePrices
 from taccl.analysis.certificates.node_data import NodeData
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
@@ -104,13 +104,14 @@ def _flow_time(problem: Problem, rng: random.Random) -> Witness:
 
 
 def _link_time(problem: Problem, rng: random.Random) -> Witness:
-    prices = tuple(
-        HopPrice((k,), (k + 1,), rng.randrange(3), rng.randint(1, 3), rng.randint(1, 9)) for k in range(2)
-    )
     steps, num_ranks = rng.randint(1, 9), problem.topology.num_ranks
+    places = tuple(
+        PlacePrices((k,), tuple(sorted((rng.randrange(9) for _ in range(steps + 1)), reverse=True)))
+        for k in range(2)
+    )
     times = tuple(TimePrices((k,), (k + 1,), tuple(rng.randrange(9) for _ in range(steps))) for k in range(2))
     ring, horizon = rng.random() < 0.5, Fraction(rng.randrange(1, 60))
-    return LinkTime(horizon, (num_ranks,), (ring,), steps, rng.randrange(3), times, prices)
+    return LinkTime(horizon, (num_ranks,), (ring,), steps, rng.randrange(3), times, places)
 
 
 def _hub_time(problem: Problem, rng: random.Random) -> Witness:
@@ -229,11 +230,11 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         some = getattr(witness, how)
         return replace(witness, **{how: tuple(rng.sample(some, rng.randint(0, len(some))))})
     if isinstance(witness, LinkTime):
-        how = rng.choice(("horizon", "steps", "per_send", "prices", "times", "rings"))
+        how = rng.choice(("horizon", "steps", "per_send", "places", "times", "rings"))
         if how == "horizon":
             return replace(witness, horizon=witness.horizon * Fraction(rng.randrange(90, 130), 100))
-        if how == "prices":
-            return replace(witness, prices=witness.prices[: rng.randint(0, len(witness.prices))])
+        if how == "places":
+            return replace(witness, places=witness.places[: rng.randint(0, len(witness.places))])
         if how == "rings":
             return replace(witness, rings=tuple(rng.random() < 0.5 for _ in witness.rings))
         if how == "times":

@@ -26,50 +26,47 @@ from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 from taccl.topology.recognise import grid_of
 
-#: Grids of the search: rough ones find the approximate horizon, fine ones prove bounds. Each grid is a pair
-#: (number of time steps per latency, max number of columns of the linear program; 10,000 take 0.5 s). The
-#: first grid whose program is small enough is used.
-_ROUGH = (2.05, 2500), (1.05, 2500)
-_FINE = (8.05, 8000), (6.05, 8000), (5.05, 8000), (4.05, 8000), (3.05, 8000), (2.05, 8000), (1.05, 13_000)
-#: `_NEAR`: distance of the logarithm of the links' load from 0 at which the search on rough grids ends.
-#: `_FINER`: approximate ratio of the horizons that fine and rough grids prove.
+#: Grids of the search, first a rough one that finds the approximate horizon: (max number of steps, max number
+#: of prices of the linear program). `_PER_LATENCY`: possible numbers of steps per latency; the largest that
+#: does not give too many steps is used. Just above whole numbers, costs of sends are closest to the curve.
+_GRIDS = (60, 150), (90, 320)
+_PER_LATENCY = 8.05, 6.05, 5.05, 4.05, 3.05, 2.05, 1.05
+#: `_LEAST_KNOTS`: min number of times at which a linear program has prices. Prices change faster within a
+#: horizon of less than `_SHORT` latencies, which gets twice as many.
+_LEAST_KNOTS, _SHORT = 8, 12
+#: `_NEAR`: distance of the logarithm of the links' load from 0 at which the search on the rough grid ends.
+#: `_FINER`: approximate ratio of the horizons that the fine and the rough grid prove.
 _NEAR, _FINER = 0.1, 1.02
 #: Max number of linear programs for a grid; each has a horizon closer to the longest that prices prove.
-_ROUNDS = 6
+_ROUNDS = 4
 #: Within a horizon that no schedule meets, links are overloaded: the logarithm of their load is positive.
 #: `_MARGIN`: logarithm of the load at which the search for the longest such horizon aims.
 #: `_SLOPE`: slope of this logarithm over that of the horizon, assumed until two horizons have been tried.
-_MARGIN, _SLOPE = 0.003, -2.5
-#: Share of a horizon that prices still prove once they are rounded.
-_LESS = 0.9995
+_MARGIN, _SLOPE = 0.001, -1.5
+#: Share of a horizon that prices still prove once their load has been rounded.
+_LESS = 1 - 1e-9
 #: Denominator of horizons in ticks.
 _TICK = 2**10
 #: `_MOST_RANKS`: max number of ranks. `_MOST_STEPS`: max number of steps of a grid.
-_MOST_RANKS, _MOST_STEPS = 256, 200
+_MOST_RANKS, _MOST_STEPS = 256, 450
 #: Largest price of a step that a witness may have. Larger prices might not fit 64 bits.
 _MOST_PRICE = 10**7
 #: `_MOST_COST`: largest cost of a send. `_PARTS`: denominator of costs. Both keep sums within 64 bits.
 _MOST_COST, _PARTS = 10, 10**8
-#: Price of a path that does not exist.
-_NEVER = 2**60
-
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
 Place = tuple[int, ...]
 #: Places of the two ends of a link.
 Ends = tuple[Place, Place]
 
 
-class HopPrice(NamedTuple):
-    """Price of a hop of data from one source, in sends that start at step `start` and take `length` steps.
+class PlacePrices(NamedTuple):
+    """Prices of data at a place, one for each step and one for the end; they fall over time.
 
-    The hop is between the places `here` and `there`, as seen from the source.
+    The price of a hop is the difference between the prices at its end and at its start, if that is positive.
     """
 
-    here: Place
-    there: Place
-    start: int
-    length: int
-    price: int
+    place: Place
+    prices: tuple[int, ...]
 
 
 class TimePrices(NamedTuple):
@@ -93,7 +90,7 @@ class LinkTime(Witness):
     - `steps`: Number of steps of the grid into which the horizon is divided.
     - `per_send`: Price of a send, in addition to the prices of the hops that its data make.
     - `times`: Prices of the time of links; links that are not named are free.
-    - `prices`: Prices of hops; hops that are not named are free.
+    - `places`: Prices of data at places; at places that are not named they are 0.
     """
 
     kind = proves = "link time"
@@ -105,7 +102,7 @@ class LinkTime(Witness):
     steps: int
     per_send: int
     times: tuple[TimePrices, ...]
-    prices: tuple[HopPrice, ...]
+    places: tuple[PlacePrices, ...]
 
     def fits(self, problem: Problem) -> bool:
         """True if the sizes are those of a torus or mesh of all ranks, with rings of at least 3 ranks."""
@@ -135,33 +132,43 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     loads = LinkLoads(dims, alpha, beta * units)
     horizon = loads.guess
     what = f"time of {len(links)} links for sums that each take {loads.diameter} hops or more"
-    for grids in (_ROUGH, _FINE):
+    for grid in _GRIDS:
         tried: dict[float, float] = {}
         for _ in range(_ROUNDS):
             demand.deadline.check()
-            sizes = ((math.ceil(number * horizon / alpha), most) for number, most in grids)
-            steps = next((each for each, most in sizes if loads.num_columns(horizon, each) <= most), None)
+            steps, knots = _grid(loads, horizon, grid)
             whole = Fraction(round(horizon * _TICK), _TICK)
-            if steps is None:
-                break
-            found = loads.priced(whole, steps, limit_s=demand.deadline.left_s)
+            found = loads.priced(whole, steps, knots, limit_s=demand.deadline.left_s) if steps else None
             if found is None:
                 break
             times = tuple(TimePrices(*each) for each in found.times)
-            prices = tuple(HopPrice(*each) for each in found.prices)
+            places = tuple(PlacePrices(*each) for each in found.places)
             # Prices that load the links less than fully prove a horizon that is shorter by as much.
             less = Fraction(math.floor(horizon * found.load * _LESS * _TICK), _TICK)
             proven = whole if found.load > 1 else less
-            witness = LinkTime(proven, dims.sizes, loads.rings, steps, found.per_send, times, prices)
-            if _is_proven(facts, witness):
+            witness = LinkTime(proven, dims.sizes, loads.rings, steps, found.per_send, times, places)
+            if proven > 0 and _is_proven(facts, witness):
                 yield Claim(proven, what, witness)
-            tried[math.log(horizon)] = excess = math.log(found.load)
-            if grids == _FINE and 0 <= excess < 2 * _MARGIN:
-                break
+            tried[math.log(horizon)] = excess = math.log(max(found.load, 1e-9))
             horizon = _next_horizon(tried)
-            if grids == _ROUGH and abs(excess) < _NEAR:
+            if grid == _GRIDS[0] and abs(excess) < _NEAR:
                 horizon *= _FINER
                 break
+            if abs(excess) < 3 * _MARGIN:
+                break
+
+
+def _grid(loads: LinkLoads, horizon: float, most: tuple[int, int]) -> tuple[int, int]:
+    """(number of steps, number of times with prices) of a grid; no steps if there would be too many.
+
+    - `most`: Max number of steps if sends take several, and max number of prices.
+    """
+    most_steps, most_prices = most
+    knots = max(_LEAST_KNOTS, most_prices // (len(loads.links) + len(loads.places)))
+    knots *= 2 if horizon < _SHORT * loads.alpha else 1
+    sizes = [math.ceil(number * horizon / loads.alpha) for number in _PER_LATENCY]
+    steps = next((size for size in sizes if size <= most_steps), sizes[-1])
+    return (steps if steps <= _MOST_STEPS else 0), knots
 
 
 def _next_horizon(tried: dict[float, float]) -> float:
@@ -205,12 +212,12 @@ def _is_proven(facts: Facts, witness: LinkTime) -> bool:
         return False
     latency = Fraction(alpha * steps) / witness.horizon
     least = math.floor(latency)
-    if not 1 <= least <= steps or not 0 <= witness.per_send <= _MOST_PRICE:
+    if not 1 <= least <= steps or not 0 <= witness.per_send <= _MOST_PRICE * _MOST_STEPS:
         return False
     shape = _Shape(witness.sizes, witness.rings)
-    hops = _hop_prices(witness, shape)
+    places = _place_prices(witness, shape)
     times = {(here, there): prices for here, there, prices in witness.times}
-    if hops is None or any(
+    if places is None or any(
         len(each) != steps or min(each) < 0 or max(each) > _MOST_PRICE for each in times.values()
     ):
         return False
@@ -225,11 +232,11 @@ def _is_proven(facts: Facts, witness: LinkTime) -> bool:
             spent += number * int(paid[-1])
         total = np.zeros_like(start)
         for hop, count in alike:
-            if hop in hops:
-                total += count * hops[hop][start, end]
+            here, there = (places[place] for place in hop)
+            total += count * np.maximum(there[end] - here[start], 0)
         if ((total + witness.per_send) > (paid[end] - paid[start]) * cost // _PARTS).any():
             return False
-    path = _cheapest_path(shape, hops, steps, least)
+    path = max(0, int(places[shape.farthest][-1] - places[shape.source][0]))
     needed = shape.num_sources * path + 2 * (num_ranks - 1) * witness.per_send
     # Without prices both sides would be 0.
     return bool(0 < witness.horizon * spent <= units * beta * needed * steps)
@@ -295,35 +302,19 @@ class _Shape:
         return tuple(sorted(found) if self.is_even else found)
 
 
-def _hop_prices(witness: LinkTime, shape: _Shape) -> dict[Ends, NDArray[np.int64]] | None:
-    """{hop: prices of its sends, by start and end}; None if a price is given twice, or for no hop."""
-    size = witness.steps + 1
-    found: dict[Ends, NDArray[np.int64]] = {}
-    for here, there, start, length, price in witness.prices:
-        if (here, there) not in shape.hops or not 0 < price <= _MOST_PRICE * _MOST_STEPS:
+def _place_prices(witness: LinkTime, shape: _Shape) -> dict[Place, NDArray[np.int64]] | None:
+    """{place: prices of data by step}; None if prices are given twice, rise over time, or are no place's."""
+    found = {place: np.zeros(witness.steps + 1, np.int64) for hop in shape.hops for place in hop}
+    given = dict(witness.places)
+    if len(given) < len(witness.places) or not given.keys() <= found.keys():
+        return None
+    for place, prices in given.items():
+        if len(prices) != witness.steps + 1 or min(prices) < 0 or max(prices) > _MOST_PRICE * _MOST_STEPS:
             return None
-        prices = found.setdefault((here, there), np.zeros((size, size), np.int64))
-        if not 0 <= start < start + length < size or prices[start, start + length]:
+        found[place] = np.array(prices, np.int64)
+        if (np.diff(found[place]) > 0).any():
             return None
-        prices[start, start + length] = price
     return found
-
-
-def _cheapest_path(shape: _Shape, hops: dict[Ends, NDArray[np.int64]], steps: int, least: int) -> int:
-    """Least price of a path from a source to the farthest rank, by sends of at least `least` steps each."""
-    number = {place: i for i, place in enumerate(sorted({place for hop in shape.hops for place in hop}))}
-    free = np.zeros((steps + 1, steps + 1), np.int64)
-    onward = [(number[here], number[there], hops.get((here, there), free)) for here, there in shape.hops]
-    found = np.full((len(number), steps + 1), _NEVER)
-    found[number[shape.source], 0] = 0
-    for now in range(steps + 1):
-        np.minimum(found[:, now], found[:, max(0, now - 1)], out=found[:, now])
-        for here, there, prices in onward:
-            if found[here, now] < _NEVER:
-                after = found[there, now + least :]
-                np.minimum(after, found[here, now] + prices[now, now + least :], out=after)
-    paid = int(found[number[shape.farthest], steps])
-    return paid if paid < _NEVER else 0
 
 
 def _least_costs(latency: Fraction, steps: int) -> list[int]:

@@ -1,27 +1,48 @@
 """Linear program for the least load of links on a torus or mesh, for sums that all ranks share.
 
 It is a relaxation over a grid of times: data of a rank flows to the farthest rank, in sends whose cost
-includes latency. Its dual prices make the witness of `taccl.analysis.certificates.link_time`.
+includes latency. The program is the dual one, with prices of the time of links and of data at each place and
+time as variables. Its rows are added as they are violated. The prices make the witness of
+`taccl.analysis.certificates.link_time`.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from fractions import Fraction
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from taccl.solvers.highs import minimise
-from taccl.topology.products import Dimensions
+from taccl.solvers.highs import GrowingProgram
 
-#: Largest price of a step.
-_SCALE = 10**6
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from numpy.typing import NDArray
+
+    from taccl.topology.products import Dimensions
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+#: `_SCALE`: largest price of a step. `_SPARE`: added to the price of each step, so that sends remain feasible
+#: if prices are rounded.
+_SCALE, _SPARE = 10**7, 1000
 #: Max number of steps of a grid, and largest cost of a send, as in the check.
-_MOST_STEPS, _MOST_COST = 200, 10
+_MOST_STEPS, _MOST_COST = 450, 10
+#: `_ROUNDS`: max number of linear programs. `_BLOCKS`: number of intervals of the grid by which violated rows
+#: are grouped; one of each group is added. `_ENOUGH`: relative violation at which no more rows are added.
+_ROUNDS, _BLOCKS, _ENOUGH = 60, 24, 2e-3
+#: Smallest violation of a row.
+_LEAST = 1e-6
+#: Lengths of the sends of the first rows, as multiples of the latency.
+_FIRST = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+#: Limit on prices of data and of sends in the first programs, relative to the number of steps.
+_MOST_PRICE = 100.0
 
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
 _Place = tuple[int, ...]
@@ -29,55 +50,33 @@ _Place = tuple[int, ...]
 _Kind = tuple[tuple[int, int], ...]
 
 
-class _Hop(NamedTuple):
-    """Links between two places that lead away from a source, all of one kind.
+class _Hops(NamedTuple):
+    """Hops that links of one kind make, as seen from the sources; one entry per hop.
 
     - `here`, `there`: Indices of the places at both ends.
-    - `number`: Number of links.
-    - `kind`: Index of the kind.
+    - `sources`: Number of sources from which a link makes this hop.
     """
 
-    here: int
-    there: int
-    number: int
-    kind: int
+    here: Ints
+    there: Ints
+    sources: Ints
 
 
 class Priced(NamedTuple):
-    """Load of the busiest links, and the dual prices in one unit.
+    """Load of the links that the prices prove, and the prices in one unit.
 
-    - `load`: Busy time of the busiest links in their busiest step, as a multiple of the step. If it is above
-      1, no schedule ends by the horizon.
+    - `load`: Lower bound on the mean busy time of links, weighted by prices, as a multiple of the horizon. If
+      it is 1 or more, no schedule ends before the horizon.
     - `per_send`: Price of a send, in addition to the prices of the hops that its data make.
     - `times`: Prices of link time, for each kind of links: (here, there, prices by step). The two places are
       those of one hop that such links make.
-    - `prices`: Prices of hops: (here, there, start and length of the send, price).
+    - `places`: Prices of data at each place, by step.
     """
 
     load: float
     per_send: int
     times: list[tuple[_Place, _Place, tuple[int, ...]]]
-    prices: list[tuple[_Place, _Place, int, int, int]]
-
-
-class _Sends:
-    """Possible sends on a grid of times, and flows: each is data that makes a hop in a send.
-
-    Only flows on some path from the source to the farthest rank within the horizon are listed.
-
-    - `begin`, `long`: Start and length of each send, in steps.
-    - `hop`, `send`: Indices of the hop and the send of each flow.
-    """
-
-    def __init__(self, loads: LinkLoads, steps: int, least: int) -> None:
-        begin, end = np.triu_indices(steps + 1, least)
-        self.begin, self.long = begin.astype(np.int64), (end - begin).astype(np.int64)
-        parts = []
-        for i, hop in enumerate(loads.hops):
-            soonest, rest = loads.distance[hop.here], loads.diameter - loads.distance[hop.there]
-            some = np.flatnonzero((begin >= soonest * least) & (steps - end >= rest * least))
-            parts.append(np.stack((np.full(len(some), i), some)))
-        self.hop, self.send = np.concatenate(parts, axis=1)
+    places: list[tuple[_Place, tuple[int, ...]]]
 
 
 class LinkLoads:
@@ -100,27 +99,28 @@ class LinkLoads:
         self.num_ranks = math.prod(self.sizes)
         self.num_sources = math.prod(size if ring else 2 for size, ring in shapes)
         self.diameter = sum(size // 2 if ring else size - 1 for size, ring in shapes)
-        hops: Counter[tuple[_Place, _Place, _Kind]] = Counter()
+        hops: Counter[tuple[_Kind, _Place, _Place]] = Counter()
         links: Counter[_Kind] = Counter()
         for digits in product(*map(range, self.sizes)):
             for k, step in product(range(len(digits)), (1, -1)):
                 end = digits[k] + step
-                if not self.rings[k] and not 0 <= end < self.sizes[k]:
-                    continue
-                other = (*digits[:k], end % self.sizes[k], *digits[k + 1 :])
-                here, there, kind = self._place(digits), self._place(other), self._kind(digits, other)
-                links[kind] += 1
-                if sum(there) > sum(here):
-                    hops[here, there, kind] += 1
-        self.places = sorted({place for here, there, _ in hops for place in (here, there)})
-        kinds = sorted(links)
+                if self.rings[k] or 0 <= end < self.sizes[k]:
+                    other = (*digits[:k], end % self.sizes[k], *digits[k + 1 :])
+                    kind = self._kind(digits, other)
+                    links[kind] += 1
+                    hops[kind, self._place(digits), self._place(other)] += 1
+        self.places = sorted({here for _, here, _ in hops})
+        self.distance = np.array([sum(each) for each in self.places])
         #: Number of links of each kind.
-        self.links = [links[kind] for kind in kinds]
-        self.hops = [
-            _Hop(self.places.index(here), self.places.index(there), count, kinds.index(kind))
-            for (here, there, kind), count in sorted(hops.items())
-        ]
-        self.distance = [sum(each) for each in self.places]
+        self.links = [links[kind] for kind in sorted(links)]
+        self.hops = []
+        for kind in sorted(links):
+            rows = [
+                (self.places.index(here), self.places.index(there), number * self.num_sources // links[kind])
+                for (each, here, there), number in sorted(hops.items())
+                if each == kind
+            ]
+            self.hops.append(_Hops(*np.array(rows, np.int64).T))
         # Every byte enters a corner of a mesh, over one link for each dimension.
         needed = max(2 * (self.num_ranks - 1) / sum(self.links), 0 if all(self.rings) else 1 / len(dims))
         #: Estimate of the bound in ticks; the search starts there.
@@ -142,130 +142,187 @@ class LinkLoads:
             found.append((0, int(x != y)) if ring else min((x, y), (size - 1 - x, size - 1 - y)))
         return tuple(sorted(found) if self.is_even else found)
 
-    def num_columns(self, horizon: float, steps: int) -> float:
-        """Number of sends and flows of the linear program; inf if the grid is too coarse or too fine."""
-        least = math.floor(self.alpha * steps / horizon)
-        flows, length = self.num_flows(steps, least), steps - least + 1
-        if not 1 <= least <= steps <= _MOST_STEPS or not flows:
-            return math.inf
-        return flows + len(self.links) * length * (length + 1) // 2
-
-    def num_flows(self, steps: int, least: int) -> int:
-        """Number of flows of the linear program.
-
-        - `steps`: Number of time steps.
-        - `least`: Min number of steps of a send.
-        """
-        # Number of lengths (in steps) that a send over each hop can have if it starts as early as possible.
-        # If it starts one step later, it can have one length fewer, and so on.
-        lengths = (
-            steps - (self.distance[hop.here] + self.diameter - self.distance[hop.there] + 1) * least + 1
-            for hop in self.hops
-        )
-        return sum(each * (each + 1) // 2 for each in lengths if each > 0)
-
-    def priced(self, horizon: Fraction, steps: int, *, limit_s: float = math.inf) -> Priced | None:
-        """Load of the busiest links, and dual prices; None if the program is not solved in time.
+    def priced(
+        self, horizon: Fraction, steps: int, knots: int, *, limit_s: float = math.inf
+    ) -> Priced | None:
+        """Load of the busiest links, and dual prices; None if no prices are found in time.
 
         - `horizon`: Ticks that are divided into `steps` equal steps.
+        - `knots`: Number of times between which prices are interpolated linearly.
         - `limit_s`: Time limit of the program in seconds.
         """
-        latency = float(self.alpha * steps / horizon)
-        sends, costs = _Sends(self, steps, math.floor(latency)), send_costs(latency, steps)
-        begin, long, flow_of = sends.begin, sends.long, np.array(self.hops, np.int64)[sends.hop]
-        src, dst, count, kind = flow_of.T
-        # Columns: sends per link of each kind, flows, waits at places, loads of links, the highest load.
-        # Rows: capacities of flows, the highest load, loads, balances of places, the target, and the number
-        # of sends.
-        num_kinds, num_flows, num_sends = len(self.links), len(src), len(begin)
-        every, kinds = np.arange(num_kinds * num_sends), np.repeat(np.arange(num_kinds), num_sends)
-        points, cells = np.arange(len(self.places) * (steps + 1)), np.arange(num_kinds * steps)
-        flow = len(every) + np.arange(num_flows)
-        wait = len(every) + num_flows + points
-        load = len(every) + num_flows + len(points) + cells
-        highest, change = num_flows + cells, num_flows + len(cells) + cells
-        balance = num_flows + 2 * len(cells) + points
-        target, number = (num_flows + 2 * len(cells) + len(points) + i for i in range(2))
-        later, not_first = np.flatnonzero(points % (steps + 1)), np.flatnonzero(cells % steps)
-        far = (self.distance.index(self.diameter) + 1) * (steps + 1) - 1
-        per_byte = self.busy * steps / float(horizon)
-        carried, after = np.tile(costs[long] * per_byte, num_kinds), np.tile(begin + long, num_kinds)
-        ended = np.flatnonzero(after < steps)
-        entries = [
-            (np.arange(num_flows), flow, np.ones(num_flows)),
-            (np.arange(num_flows), kind * num_sends + sends.send, -count.astype(float)),
-            (highest, load, np.ones(len(cells))),
-            (highest, np.full(len(cells), load[-1] + 1), np.full(len(cells), -1.0)),
-            (change, load, np.full(len(cells), -1.0)),
-            (change[not_first], load[not_first - 1], np.ones(len(not_first))),
-            (change[kinds * steps + np.tile(begin, num_kinds)], every, carried),
-            (change[kinds[ended] * steps + after[ended]], ended, -carried[ended]),
-            (balance, wait, np.ones(len(points))),
-            (balance[later], wait[later - 1], np.full(len(later), -1.0)),
-            (balance[src * (steps + 1) + begin[sends.send]], flow, np.ones(num_flows)),
-            (balance[dst * (steps + 1) + (begin + long)[sends.send]], flow, np.full(num_flows, -1.0)),
-            (np.array([target]), wait[[far]], np.array([-1.0])),
-            (np.full(len(every), number), every, -np.array(self.links, float)[kinds]),
-        ]
-        upper = np.zeros(number + 1)
-        upper[balance[self.distance.index(0) * (steps + 1)]] = 1.0
-        upper[target], upper[number] = -1.0, -2.0 * (self.num_ranks - 1)
-        objective = np.zeros(load[-1] + 2)
-        objective[-1] = 1.0
-        row, column, value = (np.concatenate(each) for each in zip(*entries, strict=True))
-        answer = minimise(objective, (row, column, value), (upper, ()), method="ipm", limit_s=limit_s)
-        if answer is None or answer.values[-1] <= 0:
-            return None
-        duals = np.maximum(-answer.duals, 0.0)
-        times = duals[highest].reshape(num_kinds, steps) * per_byte / np.array(self.links)[:, None]
-        return self._rounded(
-            float(answer.values[-1]),
-            sends,
-            costs,
-            times,
-            duals[:num_flows] / self.num_sources,
-            float(duals[number]),
-        )
+        return _Program(self, float(horizon), steps, knots).priced(limit_s)
 
-    def _rounded(
-        self,
-        load: float,
-        sends: _Sends,
-        costs: NDArray[np.float64],
-        times: NDArray[np.float64],
-        prices: NDArray[np.float64],
-        per_send: float,
-    ) -> Priced:
-        """Prices as whole numbers, with those of hops lowered until the cost of each send covers them."""
-        scale = _SCALE / max(times.max(), 1e-9)
-        whole = np.ceil(times * scale).astype(np.int64)
-        fixed = max(0, math.floor(per_send * scale * (1 - 1e-6)) - 1)
-        _, _, count, kind = np.array(self.hops, np.int64)[sends.hop].T
-        begin, long, size = sends.begin[sends.send], sends.long[sends.send], len(sends.begin)
-        sums = np.concatenate((np.zeros((len(whole), 1)), np.cumsum(whole, axis=1)), axis=1)
-        room = costs[long] * (sums[kind, begin + long] - sums[kind, begin]) - fixed - 1
-        # Sum, over all sources, of the prices of the hops that their data may make in a send over a link.
-        paid = prices * scale * count * self.num_sources / np.array(self.links)[kind]
-        total = np.bincount(kind * size + sends.send, paid, len(whole) * size)[kind * size + sends.send]
-        share = np.clip(room * (1 - 1e-7) / np.maximum(total, 1e-9), 0, 1)
-        lowered = np.floor(prices * scale * share).astype(np.int64)
-        ends = [(self.places[hop.here], self.places[hop.there]) for hop in self.hops]
-        first = {hop.kind: i for i, hop in reversed([*enumerate(self.hops)])}
+
+class _Program:
+    """Linear program of one horizon, with the mean price of link time as 1.
+
+    - `least`: Min number of steps of a send.
+    - `costs`: As from `send_costs`.
+    """
+
+    def __init__(self, loads: LinkLoads, horizon: float, steps: int, knots: int) -> None:
+        latency = loads.alpha * steps / horizon
+        self.loads, self.steps, self.least = loads, steps, math.floor(latency)
+        self.costs = send_costs(latency, steps)
+        self.knots = np.unique(np.linspace(0, steps, min(knots, steps + 1)).round().astype(np.int64))
+        self.begin, self.end = (each.astype(np.int64) for each in np.triu_indices(steps + 1, self.least))
+        self.source, self.far = int(loads.distance.argmin()), int(loads.distance.argmax())
+        # Columns: prices of link time up to each knot, prices of places at each knot, price of a send.
+        size, num_kinds, num_places = len(self.knots), len(loads.links), len(loads.places)
+        self.shape = num_kinds, num_places, size
+        self.per_send = size * (num_kinds + num_places)
+        cost = np.zeros(self.per_send + 1)
+        last = size * (num_kinds + self.far + 1) - 1
+        #: Load per price of a path and per price of a send.
+        self.needed = np.array([loads.num_sources, 2 * (loads.num_ranks - 1)]) * (
+            loads.busy / horizon / sum(loads.links)
+        )
+        cost[[last, self.per_send]] = -self.needed
+        column = np.arange(self.per_send)
+        inner = column[column % size > 0]
+        rising = np.where(inner < size * num_kinds, 1.0, -1.0)  # of link time; those of places fall
+        row, ends = np.arange(len(inner)), np.arange(num_kinds) * size + size - 1
+        total = len(inner) + 2
+        entries = (
+            np.concatenate((row, row, (total - 2, total - 1), np.full(num_kinds, total))),
+            np.concatenate((inner - 1, inner, (last, self.per_send), ends)),
+            np.concatenate((rising, -rising, (1.0, 1.0), loads.links)),
+        )
+        upper = np.append(np.zeros(len(inner)), np.full(2, _MOST_PRICE * steps))
+        self.program = GrowingProgram(cost, entries, (upper, [float(steps * sum(loads.links))]))
+
+    def _at(self, start: int | Ints, step: Ints) -> tuple[Ints, Floats]:
+        """(columns, weights) of the value at a step, (2, num_steps) each, interpolated between knots.
+
+        - `start`: First column of the values at the knots.
+        """
+        j = np.clip(np.searchsorted(self.knots, step, side="right") - 1, 0, len(self.knots) - 2)
+        share = (step - self.knots[j]) / (self.knots[j + 1] - self.knots[j])
+        return start + np.stack((j, j + 1)), np.stack((1 - share, share))
+
+    def _add(self, kind: int, send: Ints, used: Flags) -> None:
+        """Add a row for each of some sends: the data over it costs no more than the link.
+
+        - `send`: Indices of the sends.
+        - `used`: (num_hops, num_sends) True for each hop whose data use the send.
+        """
+        num_kinds, _, size = self.shape
+        begin, end, number = self.begin[send], self.end[send], np.arange(len(send))
+        here, there, count = self.loads.hops[kind]
+        parts = [(number, np.full(len(send), self.per_send), np.ones(len(send)))]
+        cost = self.costs[end - begin]
+        hop, row = np.nonzero(used)
+        for start, step, factor, rows in (
+            (kind * size, end, -cost, number),
+            (kind * size, begin, cost, number),
+            ((num_kinds + there[hop]) * size, end[row], count[hop], row),
+            ((num_kinds + here[hop]) * size, begin[row], -count[hop], row),
+        ):
+            columns, weights = self._at(start, step)
+            parts.append((np.tile(rows, 2), columns.ravel(), (weights * factor).ravel()))
+        rows, columns, values = (np.concatenate(each) for each in zip(*parts, strict=True))
+        first = (num_kinds + self.source) * size
+        some = (columns < first) | (columns >= first + size)  # prices at the source are 0
+        self.program.add_rows((rows[some], columns[some], values[some]), np.zeros(len(send)))
+
+    def _add_first(self) -> None:
+        """Add rows of sends of some lengths, used by all data that they lead away from its source."""
+        apart, least = self.loads.distance, self.least
+        latency = self.least + 0.5
+        lengths = {least + 1, *(math.ceil(each * latency) for each in _FIRST)}
+        spaced = self.begin % max(1, self.steps // _BLOCKS) == 0
+        send = np.flatnonzero(spaced & np.isin(self.end - self.begin, [*lengths]))
+        for kind, hops in enumerate(self.loads.hops):
+            outward = apart[hops.there] > apart[hops.here]
+            used = outward[:, None] & (self.begin[send] >= apart[hops.here][:, None] * least)
+            used &= self.steps - self.end[send] >= (self.loads.diameter - apart[hops.there])[:, None] * least
+            self._add(kind, send, used)
+
+    def _values(self, found: Floats) -> tuple[Floats, Floats]:
+        """(prices of link time up to each step, prices of places at each step) of a solution.
+
+        A place that data cannot reach by some step is as dear as the farthest one at the end, and one from
+        which the farthest one cannot be reached any more is free.
+        """
+        num_kinds, num_places, size = self.shape
+        columns, weights = self._at(0, np.arange(self.steps + 1))
+        table = found[: self.per_send].reshape(num_kinds + num_places, size)
+        values = (table[:, columns] * weights).sum(axis=1)
+        times, places = values[:num_kinds], values[num_kinds:]
+        np.clip(places, 0, places[self.far, -1], out=places)
+        for place, apart in enumerate(self.loads.distance.tolist()):
+            places[place, : apart * self.least] = places[self.far, -1]
+            places[place, self.steps + 1 - (self.loads.diameter - apart) * self.least :] = 0
+        places[self.source] = 0
+        return times, np.minimum.accumulate(places, axis=1)
+
+    def _charges(self, kind: int, places: Floats) -> Floats:
+        """(num_hops, num_sends) price of the data of each hop in each send."""
+        here, there, count = self.loads.hops[kind]
+        gain = places[there][:, self.end] - places[here][:, self.begin]
+        return np.maximum(gain, 0.0) * count[:, None]
+
+    def _violation(self, found: Floats, *, add: bool) -> float:
+        """Largest ratio of the price of a send's data to that of the link.
+
+        - `add`: True to add rows for sends whose ratio exceeds 1.
+        """
+        times, places = self._values(found)
+        size, worst = max(1, self.steps // _BLOCKS), 1.0
+        block = self.begin // size * (self.steps + 1) + self.end // size
+        for kind in range(len(self.loads.hops)):
+            charges = self._charges(kind, places)
+            price = self.costs[self.end - self.begin] * (times[kind][self.end] - times[kind][self.begin])
+            total = found[self.per_send] + charges.sum(axis=0)
+            worst = max(worst, float((total / np.maximum(price, _LEAST)).max()))
+            over = total - price * (1 + _ENOUGH / 4)
+            order = np.flatnonzero(over > _LEAST)
+            if add and len(order):
+                order = order[np.argsort(-over[order], kind="stable")]
+                send = order[np.unique(block[order], return_index=True)[1]]
+                self._add(kind, send, charges[:, send] > _LEAST)
+        return worst
+
+    def priced(self, limit_s: float) -> Priced | None:
+        """Best prices found in a time; None if there are none.
+
+        Prices that the latest program finds are lowered until they suffice for all sends.
+        """
+        until, best, best_load = time.monotonic() + limit_s, None, 0.0
+        self._add_first()
+        for _ in range(_ROUNDS):
+            solution = self.program.solved(max(0.0, until - time.monotonic()))
+            if solution is None:
+                break
+            worst = self._violation(solution.values, add=True)
+            if -solution.objective / worst > best_load:
+                best, best_load = (solution.values, worst), -solution.objective / worst
+            if worst < 1 + _ENOUGH:
+                break
+        return None if best is None else self._rounded(*best)
+
+    def _rounded(self, found: Floats, worst: float) -> Priced:
+        """Prices as whole numbers, with those of data lowered by a factor `worst`."""
+        loads, (times, places) = self.loads, self._values(found)
+        each = np.maximum(np.diff(times, axis=1), 0.0)
+        scale = (_SCALE - _SPARE - 1) / max(each.max(), 1e-9)
+        whole = np.ceil(each * scale).astype(np.int64) + _SPARE
+        less = scale / worst * (1 - 1e-7)
+        at_places = np.floor(places * less).astype(np.int64)
+        per_send = max(0, math.floor(float(found[self.per_send]) * less))
+        prices = np.array([at_places[self.far, -1], per_send])
+        load = float(self.needed @ prices) * self.steps * sum(loads.links)
+        first = [(loads.places[hops.here[0]], loads.places[hops.there[0]]) for hops in loads.hops]
         return Priced(
-            load,
-            fixed,
-            [(*ends[first[kind]], tuple(each)) for kind, each in enumerate(whole.tolist())],
-            [
-                (*ends[i], *send)
-                for i, *send in zip(
-                    *(each.tolist() for each in (sends.hop, begin, long, lowered)), strict=True
-                )
-                if send[-1]
-            ],
+            load / float(np.array(loads.links) @ whole.sum(axis=1)),
+            per_send,
+            [(*ends, tuple(prices)) for ends, prices in zip(first, whole.tolist(), strict=True)],
+            [(place, tuple(prices)) for place, prices in zip(loads.places, at_places.tolist(), strict=True)],
         )
 
 
-def send_costs(latency: float, steps: int) -> NDArray[np.float64]:
+def send_costs(latency: float, steps: int) -> Floats:
     """Cost per unit of data, by the length of its send in steps; 0 for sends shorter than the latency.
 
     A send pays this cost times the prices of its steps. `link_time` checks with the same costs.
