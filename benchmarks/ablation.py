@@ -108,11 +108,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "restarts": _mechanism(_by_parameters(list={"share": 0.0}), "restarts"),
     "compiled": _mechanism(_of_table("compiled list scheduler"), "greedy compiled"),
     "joint job shop": _mechanism(_of_table("joint job shop"), "joint"),
-    "routing MILP": _mechanism(_of_table("routing MILP"), "routing"),
     "job shop rounds": _mechanism(_of_table("job shop rounds"), "improve"),
-    "all models": _mechanism(
-        _of_table("joint job shop", "routing MILP", "job shop rounds"), "joint", "routing", "improve"
-    ),
+    "all models": _mechanism(_of_table("joint job shop", "job shop rounds"), "joint", "improve"),
     "ruin and recreate": _mechanism(_of_table("ruin and recreate"), "ruin and recreate"),
     "chunks as one": _mechanism(_of_table("chunks as one"), "single-chunk reduction"),
     "exchanged sums": _mechanism(_of_table("exchange"), "exchange"),

@@ -25,7 +25,7 @@ BRIEF = taccl.SearchParameters.from_dict(
         "budget": {"bound_share": 1.5 / AMPLE_S, "most_bound_share": 3 / AMPLE_S, "last_every_s": 0},
         "portfolio": {
             "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0,
-            **dict.fromkeys(("joint_share", "routing_share", "job_shop_share"), 1.5 / AMPLE_S),
+            "joint_share": 1.5 / AMPLE_S,
         },
         "list": {"most_s": 0.001, "least_alone_s": 0.001, "alone_share": 0},
         "ruin": {"idle_runs": 1, "run_turns": 100},
@@ -40,7 +40,7 @@ HASTY = taccl.SearchParameters.from_dict(
         **BRIEF.to_dict(),
         "portfolio": {
             **BRIEF.to_dict()["portfolio"],
-            **dict.fromkeys(("joint_share", "routing_share", "job_shop_share"), 0.1 / AMPLE_S),
+            "joint_share": 0.1 / AMPLE_S,
         },
         "budget": {
             "bound_share": 0.1 / AMPLE_S,

@@ -79,8 +79,6 @@ class PortfolioParameters(_Group):
     # Max hops for which routing, ordering and contiguity are solved as one joint job shop from the start.
     joint_hops: int = 600
     joint_share: float = 0.3  # share of a round (turn) of the portfolio for the joint job shop
-    routing_share: float = 0.25  # share of a turn for routing
-    job_shop_share: float = 0.15  # share of a turn for the job shop after routing
     # Improvement of a whole problem by job shop ends after this share of a turn's time without progress.
     improve_share: float = 0.4
     half_improve_share: float = 0.5  # `improve_share` for one phase of a reduction

@@ -193,7 +193,7 @@ class TestBackends:
         result = brief_synthesis(small())
         names = stage_names(result)
         improving = ["ruin and recreate", "improve", "ruin and recreate"]
-        assert names[-7:] == ["greedy", "joint", "routing", "job shop", *improving]
+        assert names[-5:] == ["greedy", "joint", *improving]
         assert result.stopped != "bound met"
 
     @pytest.mark.slow
@@ -437,15 +437,13 @@ class TestFallbacks:
         assert word in stage(result, "routing").message
         assert word in result.notes[0]
 
-    @pytest.mark.parametrize(("solver", "crashed"), [("highs", "routing"), ("cpsat", "joint")])
-    def test_a_solver_dies_under_auto(self, drilled, loose_bound, solver, crashed):
+    def test_a_solver_dies_under_auto(self, drilled, loose_bound):
         """If a solver crashes, the portfolio continues without it."""
-        drilled(solver, "abort")
+        drilled("cpsat", "abort")
         problem = small()
         result = brief_synthesis(problem)
         assert_sound(result, problem)
-        assert stage(result, crashed).status == "crashed"
-        assert solver == "cpsat" or "improve" in stage_names(result)
+        assert stage(result, "joint").status == "crashed"
 
     @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds worker processes in /proc")
     def test_workers_killed_from_outside(self, loose_bound):
@@ -466,7 +464,7 @@ class TestFallbacks:
         assert_sound(result, problem)
         assert stage(result, "joint").status in ("crashed", "out-of-memory")
         assert "SIGKILL" in stage(result, "joint").message
-        assert stage(result, "routing").status in ("optimal", "feasible", "no-solution")
+        assert stage(result, "improve").status in ("optimal", "feasible", "no-solution", "done")
 
 
 def _kill_workers():
@@ -588,7 +586,7 @@ class TestCtrlC:
     """Ctrl-C returns the best so far."""
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("stage", ["joint on cpsat", "routing on highs", "job shop on cpsat", "improve"])
+    @pytest.mark.parametrize("stage", ["joint on cpsat", "improve"])
     def test_stage_of_auto(self, stage, loose_bound):
         """Interrupted at any stage, the portfolio returns a verified result marked as interrupted."""
         problem = small()
@@ -674,12 +672,14 @@ class TestCtrlC:
     def test_first_half(self, loose_bound):
         """An allreduce interrupted in its reduce phase is completed by the list scheduler's first run."""
         problem = _two_ndv2()
-        result = synthesized(problem, progress=interrupt_once("reduce: routing"))
+        improves = replace(BRIEF, portfolio=replace(BRIEF.portfolio, least_improve_s=60))
+        progress = interrupt_once("reduce: improve")
+        result = synthesized(problem, parameters=improves, progress=progress)
         assert_sound(result, problem)
         assert result.interrupted
         spreading = [each for each in result.stages if each.name.startswith("broadcast")]
         assert {each.solver for each in spreading} == {"taccl"}
-        assert "routing" not in {each.name.removeprefix("broadcast: ") for each in spreading}
+        assert "improve" not in {each.name.removeprefix("broadcast: ") for each in spreading}
 
     @pytest.mark.slow
     def test_library(self):

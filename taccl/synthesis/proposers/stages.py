@@ -30,7 +30,7 @@ from taccl.synthesis.proposers.large import effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
 from taccl.synthesis.proposers.ruin import is_cold, ruin_and_recreate, ruin_early, ruin_within
 from taccl.synthesis.proposers.solver_loop import alone
-from taccl.synthesis.proposers.solver_stages import improve_by_job_shop, job_shop, route, schedule_routed
+from taccl.synthesis.proposers.solver_stages import improve_by_job_shop, job_shop
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
@@ -63,8 +63,7 @@ _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
 _DETOUR_HOPS = 10_000
 #: `_COMPILED_SHARE`: share of a portfolio turn's time for the compiled list scheduler.
 #: `_MOST_JOINT_S`: max seconds of the joint job shop.
-#: `_MOST_JOB_SHOP_S`: max seconds of a job shop after routing.
-_COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0
+_COMPILED_SHARE, _MOST_JOINT_S = 0.1, 5.0
 
 
 def _first(search: Search) -> None:
@@ -126,16 +125,6 @@ def _joint(search: Search) -> None:
         budget_s=budget_s,
         producer="joint job shop",
     )
-
-
-def _routed(search: Search) -> None:
-    """Solve routing, then ordering and contiguity as one job shop."""
-    turn_s, portfolio = search.turn_s, search.parameters.portfolio
-    budget_s = min(busy_factor() * portfolio.routing_share * turn_s, search.deadline.left_s)
-    routed = route(search, "highs", budget_s=budget_s)
-    if routed is not None and not search.done:
-        budget_s = busy_factor() * min(_MOST_JOB_SHOP_S, portfolio.job_shop_share * turn_s)
-        schedule_routed(search, routed, "cpsat", budget_s)
 
 
 def _may_ruin_early(search: Search) -> bool:
@@ -293,7 +282,6 @@ STAGES: dict[str, tuple[Turn, ...]] = {
         Turn(_COMPILED, why_not=too_short, improves=True),
         _ANY_PATH,
         Turn(OwnProposer("joint job shop", _joint), improves=True),
-        Turn(OwnProposer("routing MILP", _routed), improves=True),
         Turn(OwnProposer("ruin and recreate", ruin_early), _may_ruin_early, is_cold, improves=True),
         Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
     ),
