@@ -199,7 +199,13 @@ def _link_sentence(
     direct = 0.0 if between else _pair_gb_per_s(on)
     if 0 < direct < most:
         most, what = direct, "the rate of the links between two GPUs"
-    return f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
+    said = f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
+    if series.num_nodes > 2 and rate < HEALTHY * most:
+        said += (
+            "; NCCL gives a pair of ranks on two nodes fewer channels in larger jobs: compare with two "
+            "nodes, or set NCCL_NCHANNELS_PER_NET_PEER"
+        )
+    return said
 
 
 def _pair_gb_per_s(topology: Topology) -> float:

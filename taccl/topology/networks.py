@@ -186,6 +186,7 @@ _OCI_GUIDE = "github.com/oracle-quickstart/oci-gpu-quickstarts, READMEs by shape
 INSTANCES = {
     "p4d.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
     "p4de.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
+    "p3dn.24xlarge": Instance("dgx1", 8, "12.5", "efa-host", f"{_AWS} one NIC of 100 Gb/s, eight V100"),
     "g4dn.8xlarge": Instance("t4", 4, "6.25", "efa-host", f"{_AWS} one NIC of 50 Gb/s, one T4"),
     "g4dn.12xlarge": Instance("t4", 4, "6.25", "efa-host", f"{_AWS} one NIC of 50 Gb/s"),
     "g5.48xlarge": Instance("l40s", 8, "12.5", "efa-host", f"{_AWS} one NIC of 100 Gb/s, eight A10G"),

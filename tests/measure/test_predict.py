@@ -269,13 +269,14 @@ def test_the_class_of_the_network_can_be_given():
     [
         ("gh200", 8, 64, 20.28),
         ("gh200", 8, 128 << 20, 1773.7),
+        ("p3dn.24xlarge", 16, 1 << 18, 243.9),
         ("g4dn.8xlarge", 2, 64, 65.2),
         ("g4dn.8xlarge", 2, 1 << 30, 344981),
         ("h800", 8, 1 << 30, 8740),  # 215 GB/s of busbw (NVIDIA/nccl issue 1374)
     ],
 )
 def test_further_machines_are_predicted(machine, ranks, size, measured_us):
-    """Published allreduces of nodes with four GH200 on Slingshot, of T4 on EFA, and of eight H800."""
+    """Published allreduces of nodes with four GH200 on Slingshot, of V100 and T4 on EFA, and of eight H800."""
     nodes = 1 if machine == "h800" else 2
     found = taccl.predict(machine, "allreduce", size, nodes=nodes, ranks=ranks)
     assert found.time_us == pytest.approx(measured_us, rel=0.15)
