@@ -256,14 +256,20 @@ def _is_table(value: Any) -> bool:
     )
 
 
+#: Types of values that contain no others; most lists of a large file have nothing else.
+_PLAIN = frozenset((int, float, str, bool, Decimal, type(None)))
+
+
 def check_depth(data: object, *, where: str) -> None:
     """Raise `FormatError` for values nested too deeply for recursion."""
     inside = [data]
     for _ in range(_MAX_DEPTH):
+        containers = (each.values() if isinstance(each, dict) else each for each in inside)
         inside = [
             value
-            for each in inside
-            for value in (each.values() if isinstance(each, dict) else each)  # type: ignore[attr-defined]
+            for values in containers
+            if not _PLAIN.issuperset(map(type, values))  # type: ignore[call-overload]
+            for value in values  # type: ignore[attr-defined]
             if isinstance(value, (dict, list))
         ]
         if not inside:

@@ -103,13 +103,25 @@ def parse_time_us(time: int | float | str, *, where: str = "time") -> Fraction:
 
 def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fraction:
     """Nonnegative number as an exact fraction; floats are read as their shortest decimal text."""
+    if isinstance(number, str) and len(number) <= _USUAL_LENGTH:
+        known = _known.get(number)
+        if known is not None:
+            return known
     value = number if isinstance(number, Fraction) else _fraction(number, where)
     if value.numerator < 0:
         raise InputError(f"found {_short(number)}; expected a number that is not negative", where=where)
     if value.numerator and abs(value.numerator.bit_length() - value.denominator.bit_length()) > _MAX_BITS:
         said = f"found {_short(number)}; expected 0, or a number between 1e-100 and 1e100"
         raise InputError(said, where=where)
+    if isinstance(number, str) and len(number) <= _USUAL_LENGTH and len(_known) < _MOST_KNOWN:
+        _known[number] = value
     return value
+
+
+#: {text of a number: its checked fraction}, as large files repeat few costs.
+_known: dict[str, Fraction] = {}
+#: Max characters of a number in `_known`, and max numbers in it.
+_USUAL_LENGTH, _MOST_KNOWN = 64, 4096
 
 
 def _fraction(number: int | float | str, where: str) -> Fraction:

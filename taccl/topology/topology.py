@@ -253,7 +253,7 @@ class Topology:
                 ),
                 "resources": tuple(Resource(str(name)) for name in data["resources"]),
                 "holds": tuple(
-                    Hold(link, resource, exact(alpha), exact(beta), side)
+                    Hold(link, resource, exact(alpha), exact(beta), _SIDES.get(str(side), side))
                     for link, resource, alpha, beta, side in data["holds"]
                 ),
                 "switches": tuple(
@@ -302,6 +302,10 @@ class Topology:
             f"Topology({shown(repr(self.name), 100)}, {self.num_ranks} ranks in "
             f"{format_count(self.num_nodes, 'node')}, {len(self.links)} links{profile})"
         )
+
+
+#: {side of a hold: one object for it}, by whose identity the checks find equal holds.
+_SIDES = {side: side for side in ("send", "receive")}
 
 
 def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...], ...]:

@@ -6,6 +6,7 @@ from decimal import Decimal
 import pytest
 
 import taccl
+from taccl._internal import reading
 from taccl._internal.reading import MAX_FILE_BYTES, parse_json, parse_toml, read_text
 from taccl.errors import FormatError, InputError
 from taccl.formats.native import load as load_schedule
@@ -233,3 +234,13 @@ def test_lines_that_a_logger_stored_are_the_text(tmp_path, text, told):
     path = tmp_path / "a.log"
     path.write_text(text)
     assert read_text(path) == (told or text)
+
+
+def test_depth_is_found_beside_plain_values():
+    """A list of numbers with one deep list among them is too deep; numbers alone are not looked at twice."""
+    deep: list = []
+    for _ in range(reading._MAX_DEPTH):
+        deep = [deep]
+    reading.check_depth({"a": [1, 2.0, None, "x", True] * 9, "b": [[1], {"c": [1]}]}, where="here")
+    with pytest.raises(FormatError, match="here"):
+        reading.check_depth({"a": [1, 2, deep, 3]}, where="here")

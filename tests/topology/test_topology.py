@@ -216,3 +216,15 @@ def test_what_cannot_be_a_topology_is_refused(changes, message):
     """Changes that make a topology invalid are refused however it is constructed."""
     with pytest.raises(TopologyError, match=message):
         _one_link(**changes)
+
+
+def test_equal_holds_of_a_file_are_checked_once(monkeypatch):
+    """A topology from a file has one object for equal costs and sides, so that each kind of hold is checked once."""
+    from taccl.topology import checks
+
+    checked, faults_of, text = [], checks._faults_of_hold, json.dumps(topologies.ring(32).to_dict())
+    monkeypatch.setattr(
+        checks, "_faults_of_hold", lambda hold, *_: checked.append(hold) or faults_of(hold, *_)
+    )
+    found = Topology.from_dict(json.loads(text))
+    assert (len(found.holds), len(checked)) == (64, 1)
