@@ -15,8 +15,8 @@ from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.units import parse_sizes
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.cache import Cache
-from taccl.explore.many import num_at_once, table_of
-from taccl.explore.rows import DETAILS, NO_SKETCH, SHORT, new_row, shortened
+from taccl.explore.many import num_at_once, rows_of
+from taccl.explore.rows import DETAILS, NO_SKETCH, SHORT, frame, new_row, shortened
 from taccl.problem import collectives
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
@@ -108,12 +108,39 @@ def compare(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
+    rows = compare_rows(
+        problem, backends=backends, seeds=seeds, time_limit_s=time_limit_s, total_limit_s=total_limit_s,
+        num_workers=num_workers, threads=threads, cache=cache, progress=progress, parameters=parameters,
+    )  # fmt: skip
+    return _table(rows, full=full, details=details)
+
+
+@checked
+def compare_rows(
+    problem: Problem,
+    *,
+    backends: Iterable[str],
+    seeds: Iterable[Natural] = (0,),
+    time_limit_s: Seconds = 30.0,
+    total_limit_s: Seconds | None = None,
+    num_workers: Count | None = None,
+    threads: Count = 1,
+    cache: bool | Cache | str | PathLike[str] = True,
+    progress: bool | Callable[[int, int], None] | None = None,
+    parameters: Iterable[SearchParameters] | None = None,
+) -> list[dict[str, Any]]:
+    """Rows of the table of `compare`, without pandas, which takes half a second to load."""
     until_s = math.inf if total_limit_s is None else time.time() + total_limit_s
     rows = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     sketch = problem.clauses.name or NO_SKETCH
     part = _part_s(time_limit_s, total_limit_s, len(rows), num_workers)
     asked = [(lambda: problem, row | part | {"sketch": sketch}) for row in rows]
-    table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
+    return rows_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
+
+
+def _table(rows: list[dict[str, Any]], *, full: bool, details: bool) -> pd.DataFrame:
+    """Rows as a table: with all columns if `full`, else with those of `DETAILS` or `SHORT`."""
+    table = frame(rows)
     return table if full else shortened(table, DETAILS if details else SHORT)
 
 
@@ -174,6 +201,35 @@ def sweep(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
+    rows = sweep_rows(
+        topology, collective, sketches=sketches, sizes=sizes, chunks_per_rank=chunks_per_rank,
+        backends=backends, seeds=seeds, time_limit_s=time_limit_s, total_limit_s=total_limit_s,
+        num_workers=num_workers, threads=threads, cache=cache, progress=progress, parameters=parameters,
+        **arguments,
+    )  # fmt: skip
+    return _table(rows, full=full, details=details)
+
+
+@checked
+def sweep_rows(
+    topology: Topology | str,
+    collective: Collective | str,
+    *,
+    sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
+    sizes: str | Iterable[Size] | None = None,
+    chunks_per_rank: Iterable[Count] | None = None,
+    backends: Iterable[str] = ("auto",),
+    seeds: Iterable[Natural] = (0,),
+    time_limit_s: Seconds = 30.0,
+    total_limit_s: Seconds | None = None,
+    num_workers: Count | None = None,
+    threads: Count = 1,
+    cache: bool | Cache | str | PathLike[str] = True,
+    progress: bool | Callable[[int, int], None] | None = None,
+    parameters: Iterable[SearchParameters] | None = None,
+    **arguments: Unpack[CollectiveArguments],
+) -> list[dict[str, Any]]:
+    """Rows of the table of `sweep`, without pandas."""
     until_s = math.inf if total_limit_s is None else time.time() + total_limit_s
     topology = topology if isinstance(topology, Topology) else parse(topology)
     for where, given in (*arguments.items(), ("chunks_per_rank", chunks_per_rank)):
@@ -212,8 +268,7 @@ def sweep(
             "sketch": name_of(each) or NO_SKETCH, "chunks_per_rank": cut,
         }  # fmt: skip
         asked += [(made, row | part | known) for row in options]
-    table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
-    return table if full else shortened(table, DETAILS if details else SHORT)
+    return rows_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
 
 
 def _part_s(

@@ -19,18 +19,15 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.deadline import busy_factor, leave, signals_to
 from taccl.errors import InputError, TacclError, TacclWarning, warn
 from taccl.explore.cache import Cache, Entry, warn_of_damage
-from taccl.explore.rows import LABELS, frame, with_best_bounds
+from taccl.explore.rows import LABELS, with_best_bounds
 from taccl.explore.run import RunRequest, end_with, failed_row, known_row, perform, this_process
 from taccl.problem.problem import Problem
 from taccl.synthesis.options import called, raising_errors_of_callbacks
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
 Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
@@ -43,11 +40,11 @@ _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
 
 @raising_errors_of_callbacks()
-def table_of(
+def rows_of(
     asked: Asked, *, num_workers: int | None, cache: bool | Cache | str | os.PathLike[str],
     progress: bool | Callable[[int, int], None] | None, until_s: float = math.inf,
-) -> pd.DataFrame:  # fmt: skip
-    """Run all problems; return a table with a row for each, in their order, including those that fail.
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Run all problems; return a row for each, in their order, including those that fail.
 
     Ctrl-C stops the runs; `KeyboardInterrupt` is raised only if no run was done. An exception of `progress`
     stops them, too, and is raised.
@@ -85,7 +82,7 @@ def table_of(
         onward = "run the same again" + ("" if chosen is None else " to resume")
         said = f"{why}; {left} of {len(rows)} runs are left: {onward}"
         warn(said, TacclWarning)
-    return frame(with_best_bounds(rows))
+    return with_best_bounds(rows)
 
 
 def _rows(

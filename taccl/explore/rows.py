@@ -118,6 +118,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("key", "string", "the result's key in the cache"),
 )
 
+#: {dtype of a column: type of its plain values}.
+_KINDS: dict[str, type] = {"string": str, "Int64": int, "float64": float, "bool": bool}
 #: Columns that identify the run of a row: those up to `parameters`.
 LABELS = tuple(column.name for column in COLUMNS[:11])
 
@@ -228,10 +230,13 @@ def _with_best(
     return completed
 
 
-def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a comparison's table as dicts of plain values, ready for JSON; missing values are None."""
-    rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
-    return rows
+def plain_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with plain values of the types of `COLUMNS`, ready for JSON; missing values are None."""
+
+    def plain(value: Any, kind: type) -> Any:
+        return None if value is None else kind(value)
+
+    return [{each.name: plain(row[each.name], _KINDS[each.dtype]) for each in COLUMNS} for row in rows]
 
 
 def figures(result: Result) -> dict[str, Any]:

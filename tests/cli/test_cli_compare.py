@@ -51,6 +51,14 @@ def test_compare_as_text(run):
     assert [row.split()[:4] for row in rows] == [["0", "greedy", "1", "1.04"], ["1", "greedy", "1", "1.04"]]
 
 
+def test_tables_need_no_pandas(run, monkeypatch):
+    """A comparison and a sweep print their tables without pandas, which takes half a second to load."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for words in (SMALL, (*SWEEP, "--sizes", "4KB")):
+        code, out, err = run(*words)
+        assert (code, err) == (0, "") and "greedy" in out
+
+
 @pytest.mark.slow
 def test_details_are_columns(run):
     """With --details the table has statuses, the solver's bound, sizes and rounds instead of bandwidths."""

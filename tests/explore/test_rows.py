@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import taccl
+from taccl.explore.compare import compare_rows
 from taccl.explore.rows import COLUMNS, LABELS, frame, new_row, plain_rows, with_best_bounds
+from tests.effort import AMPLE_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compare.md"
 
@@ -25,12 +27,12 @@ def test_names_are_distinct():
 
 def test_rows_are_plain(problem):
     """Rows are JSON with null for missing values, and make the same table again."""
-    table = taccl.compare(
-        problem, backends=["greedy", "pulp:MOSEK"], num_workers=1, cache=False, time_limit_s=5, full=True
+    found = compare_rows(
+        problem, backends=["greedy", "pulp:MOSEK"], num_workers=1, cache=False, time_limit_s=AMPLE_S
     )
-    rows = plain_rows(table)
+    rows = plain_rows(found)
     assert rows[1]["finish_us"] is None
-    assert frame(json.loads(json.dumps(rows, allow_nan=False))).equals(table)
+    assert frame(json.loads(json.dumps(rows, allow_nan=False))).equals(frame(found))
 
 
 def test_rows_have_stages(problem):

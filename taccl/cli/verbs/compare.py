@@ -7,9 +7,8 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import taccl
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_size
 from taccl.cli.options import (
@@ -31,9 +30,6 @@ from taccl.cli.output import Answer, check_output, figures_table, picked, with_c
 from taccl.cli.problems import arguments_of, collective_of, problem_from_options, resized
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def _numbers(text: str) -> Sequence[int]:
@@ -57,11 +53,13 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Compare the results of several backends for one problem."""
+    from taccl.explore.compare import compare_rows
+
     check_table(options)
     # An unreachable destination becomes a row of the table.
     problem = problem_from_options(options, reachable=False)
-    found = taccl.compare(problem, full=True, **run_options(options))
-    return table_answer(found, options, problem.topology.proviso)
+    rows = compare_rows(problem, **run_options(options))
+    return table_answer(rows, options, problem.topology.proviso)
 
 
 def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
@@ -82,8 +80,6 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
 
 def run_options(options: argparse.Namespace) -> dict[str, Any]:
     """Options of `add_run_options`, as arguments of `compare` and `sweep`."""
-    import pandas  # noqa: F401  imported before the time of the runs is set
-
     # Keep joblib's processes from importing modules of the current folder first, such as a json.py.
     os.environ["PYTHONSAFEPATH"] = "1"
     left_s = max(LEAST_S, _RUNS_SHARE * options.deadline.left_s)
@@ -105,12 +101,12 @@ def check_table(options: argparse.Namespace) -> None:
     check_output(options)
 
 
-def table_answer(found: pd.DataFrame, options: argparse.Namespace, proviso: str) -> Answer:
+def table_answer(found: list[dict[str, Any]], options: argparse.Namespace, proviso: str) -> Answer:
     """Answer with the table of a comparison, written to ``--output`` if given.
 
     - `proviso`: Text on the assumptions of the topology; empty if there are none.
     """
-    from taccl.explore.rows import plain_rows
+    from taccl.explore.rows import frame, plain_rows
 
     rows = plain_rows(found)
     num_found = sum(row["verified"] for row in rows)
@@ -122,8 +118,10 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace, proviso: str)
     path = options.output
     if path is None:
         return answer
-    is_csv = Path(path).suffix.lower() == ".csv"
-    content = found.to_csv(index=False) if is_csv else json.dumps(rows, indent=1, allow_nan=False) + "\n"
+    if Path(path).suffix.lower() == ".csv":
+        content = frame(found).to_csv(index=False)
+    else:
+        content = json.dumps(rows, indent=1, allow_nan=False) + "\n"
     return with_content(answer, path, content, options)
 
 
@@ -178,11 +176,13 @@ def add_sweep(verb: argparse.ArgumentParser) -> None:
 
 def run_sweep(options: argparse.Namespace) -> Answer:
     """Compare the results for all combinations of sketches, sizes and backends."""
+    from taccl.explore.compare import sweep_rows
+
     check_table(options)
     topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
     sketches = [sketch_from_word(None if word == "none" else word) for word in options.sketches]
-    found = taccl.sweep(
-        topology, collective_of(options, topology), **picked(options, "sizes", "chunks_per_rank"), full=True,
+    found = sweep_rows(
+        topology, collective_of(options, topology), **picked(options, "sizes", "chunks_per_rank"),
         sketches=[each and resized(each, options, topology) for each in sketches], **run_options(options),
         **arguments_of(options),
     )  # fmt: skip
