@@ -133,9 +133,8 @@ class _Forms:
         """Forms for a problem whose number of chunks is open, without estimates yet."""
         share, late_s = search.parameters.portfolio.best_share, search.parameters.budget.late_s
         self.search, self.problem = search, problem
-        least_s = busy_factor() * _LEAST_FORMS_S
-        self.deadline = search.deadline.at_least(least_s)
-        self.until = self.deadline.sooner(max(least_s, for_baselines_s(search.deadline, share)))
+        self.deadline, self.cpu_began_s = search.deadline, time.thread_time()
+        self.until = search.deadline.sooner(for_baselines_s(search.deadline, share))
         self.late = search.deadline.later(late_s * busy_factor())
         self.arrivals = num_arrivals(problem)
         self.plans_s = _PLANS_S + _PLANS_S_PER_LINK * len(problem.topology.links)
@@ -147,12 +146,25 @@ class _Forms:
         self.skipped: list[str] = []
 
     @property
+    def least_s(self) -> float:
+        """Seconds that the rest of `_LEAST_FORMS_S` takes, at least 0."""
+        return busy_factor() * max(0.0, self.cpu_began_s + _LEAST_FORMS_S - time.thread_time())
+
+    def left_s(self, limit: Deadline) -> float:
+        """Seconds until a deadline, but at least `least_s`."""
+        return max(limit.left_s, self.least_s)
+
+    def at_least(self, limit: Deadline) -> Deadline:
+        """The deadline, but no earlier than after twice `least_s`, as other work may slow this one down."""
+        return limit.at_least(2 * self.least_s)
+
+    @property
     def has_no_time_for_both(self) -> bool:
         """True if local search for mixed plans leaves no time for forms with one message per chunk."""
         if self.mixed is None:
             return False
         search_s = _mix_s(self.to_mix[0]) + busy_factor() * _SEARCH_S
-        return search_s > _MIXES_SHARE * self.deadline.left_s
+        return search_s > _MIXES_SHARE * self.left_s(self.deadline)
 
     def has_time(self, parts: int, *, merges: bool) -> bool:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
@@ -161,7 +173,7 @@ class _Forms:
         needed_s = busy_factor() * (self.plans_s + _FORM_S_PER_ARRIVAL[merges] * self.arrivals * parts)
         if self.mixed is not None and self.best is None:
             needed_s += _mix_s(self.mixed.times.problem)
-        if needed_s > self.until.left_s:
+        if needed_s > self.left_s(self.until):
             self.skipped.append(f"chunks cut into {parts}")
             return False
         return True
@@ -173,7 +185,7 @@ class _Forms:
                 if self.merged and not self.has_time(parts, merges=True):
                     continue
                 began_s = time.thread_time()
-                is_short = busy_factor() * self.plans_s > _PLANS_SHARE * self.until.left_s
+                is_short = busy_factor() * self.plans_s > _PLANS_SHARE * self.left_s(self.until)
                 form = self._estimated(parts, simple=is_short)
                 if form is None:
                     continue
@@ -190,16 +202,16 @@ class _Forms:
         finer = cut_chunks(self.problem, parts) if parts > 1 else self.problem
         likely = self.merged[-1].plan if self.merged else None
         most_us = math.inf if self.mixed is None else self.mixed.us
-        with (self.until if self.merged else self.late).enforced():
+        with (self.at_least(self.until) if self.merged else self.late).enforced():
             return Estimated.of(merging(finer), likely, simple=simple, most_us=most_us)
 
     def _estimate_mixed(self) -> None:
         """Estimate the mixed plan of equal parts, if time suffices to build it, too."""
         estimate_s = busy_factor() * _MIXES_TIMES * self.plans_s
-        if estimate_s + _mix_s(self.to_mix[-1]) > self.deadline.left_s:
+        if estimate_s + _mix_s(self.to_mix[-1]) > self.left_s(self.deadline):
             self.skipped.append("mixed plans")
             return
-        with self.deadline.enforced():
+        with self.at_least(self.deadline).enforced():
             self.mixed = Estimated.mixed(self.problem)
 
     def build_earliest(self) -> None:
@@ -213,7 +225,7 @@ class _Forms:
 
     def improve_mix(self) -> None:
         """Improve the mixed plan by local search."""
-        ends_at = self.deadline.sooner(_MIXES_SHARE * self.deadline.left_s)
+        ends_at = self.at_least(self.deadline).sooner(_MIXES_SHARE * self.left_s(self.deadline))
         build_s = _mix_s(self.to_mix[0])
         if build_s > ends_at.left_s:
             self.skipped.append("local search for mixed plans")
@@ -229,11 +241,11 @@ class _Forms:
             if not self.has_time(parts, merges=False):
                 continue
             most_us = _LISTED_GAIN * self.finish_us
-            with self.until.enforced():
+            with self.at_least(self.until).enforced():
                 form = Estimated.of(cut_chunks(self.problem, parts), self.merged[-1].plan, most_us=most_us)
             if form is None or form.us >= most_us:
                 break
-            with self.until.enforced():
+            with self.at_least(self.until).enforced():
                 self._keep(form.schedule())
 
     def _keep(self, made: Schedule) -> None:

@@ -1,6 +1,7 @@
 """Baselines in smaller chunks than those of the search."""
 
 import math
+import time
 from dataclasses import replace
 from importlib import import_module
 
@@ -269,6 +270,19 @@ def test_the_mixed_plan_of_equal_parts_is_built_even_if_time_is_up(monkeypatch):
     assert found.problem.collective.chunks_per_rank == 8 and taccl.verify(found.best).ok
     whole = finer.Estimated.of(finer.merging(problem), None, simple=True)
     assert found.best.finish_us < 0.65 * whole.us
+
+
+def test_first_forms_have_a_time_of_work(monkeypatch):
+    """A stall of the process, after which the deadline has passed, takes none of the CPU time of first forms."""
+    began_s, stalled_s = time.monotonic(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: began_s + stalled_s[0])
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=64 * 10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
+    forms = finer._Forms(search, problem)
+    monkeypatch.setattr(finer, "_LEAST_FORMS_S", AMPLE_S)
+    stalled_s[0] = 100.0
+    assert forms.until.has_passed and forms.has_time(1, merges=True)
+    assert not forms.at_least(forms.until).has_passed
 
 
 @pytest.mark.parametrize(
