@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 #: `_MOST_DIMENSIONS`: max dimensions of such a mesh.
 #: `_MOST_TRANSFERS`: max transfers of a mix.
 _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 150_000
-#: Numbers of steps grow by the share `_GROWTH`, but at least by 1, until `_STEPS_AFTER` in a row give no
-#: earlier finish. Trees are first added to the least number that finishes at most `_LATER` times as late as
-#: the best, as links that both add and copy in a step delay mixes of fewer steps less.
-_GROWTH, _STEPS_AFTER, _LATER = 1 / 10, 2, 1.01
+#: Numbers of steps grow by the share `_GROWTH` (with trees, `_TREES_GROWTH`), but at least by 1, until
+#: `_STEPS_AFTER` in a row give no earlier finish. Trees are first added to the least number that finishes at
+#: most `_LATER` times as late as the best, as links that both add and copy in a step delay mixes of fewer
+#: steps less.
+_GROWTH, _TREES_GROWTH, _STEPS_AFTER, _LATER = 1 / 6, 1 / 10, 2, 1.02
 #: Numbers of equal shares into which the chunks are divided; each share follows one plan.
 _SHARES = (3, 4, 6, 8, 12, 16, 24, 48, 96, 192, 384)
 #: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
@@ -107,20 +108,29 @@ class HubMix(NamedTuple):
 
 
 def soonest_plan(
-    problem: Problem, dims: Dimensions, *, mixes: bool = True, until: Deadline = NEVER
+    problem: Problem,
+    dims: Dimensions,
+    *,
+    mixes: bool = True,
+    until: Deadline = NEVER,
+    most_transfers: float = math.inf,
 ) -> PartPlan | None:
     """Plan of hubs with the earliest estimated finish; None if there is none, or there are too many ranks.
 
     - `mixes`: False for plans on tori only. Mixes on meshes need merged sends and chunks that may be cut.
-    - `until`: Deadline after which the best mix so far is returned.
+    - `until`, `most_transfers`: As for `soonest_mix`.
     """
-    return soonest_hub_plan(problem, dims) or (soonest_mix(problem, dims, until) if mixes else None)
+    plan = soonest_hub_plan(problem, dims)
+    return plan or (soonest_mix(problem, dims, until, most_transfers) if mixes else None)
 
 
-def soonest_mix(problem: Problem, dims: Dimensions, until: Deadline = NEVER) -> HubMix | None:
+def soonest_mix(
+    problem: Problem, dims: Dimensions, until: Deadline = NEVER, most_transfers: float = math.inf
+) -> HubMix | None:
     """Mix with the earliest estimated finish; None if some dimension is a ring, or the mesh is too large.
 
     - `until`: Deadline after which the best mix so far is returned.
+    - `most_transfers`: Max transfers of the mix, unless even the coarsest mix has more.
     """
     if dims.num_ranks > _MOST_RANKS or len(dims) > _MOST_DIMENSIONS:
         return None
@@ -130,7 +140,7 @@ def soonest_mix(problem: Problem, dims: Dimensions, until: Deadline = NEVER) -> 
     for mixed in _mixes_of(problem.topology, dims, sum(problem.chunk_bytes)).soonest(until):
         if best is not None and best.finish_us < _PAYS * mixed.finish_us:
             break
-        mix = _rounded(problem, dims, mixed.plans, mixed.shares)
+        mix = _rounded(problem, dims, mixed, most_transfers)
         if mix is not None and (best is None or _PAYS * mix.finish_us <= best.finish_us):
             best = mix
     return best
@@ -227,7 +237,7 @@ class _Mixes:
             if self._trees[steps][1] > _PAYS * best_us:
                 break
             best_us = self._trees[steps][1]
-            steps += max(1, int(_GROWTH * steps))
+            steps += max(1, int(_TREES_GROWTH * steps))
 
     def _hub_plans(self, steps: int) -> MeshPlans | None:
         """Plans of hubs with a number of steps; None if there are too many."""
@@ -245,11 +255,12 @@ class _Mixes:
         return math.inf if found is None else found.finish_us
 
 
-def _rounded(problem: Problem, dims: Dimensions, plans: MeshPlans, weights: Floats) -> HubMix | None:
+def _rounded(problem: Problem, dims: Dimensions, mixed: _Mixed, most_transfers: float) -> HubMix | None:
     """Mix in equal shares; None if it has too many chunks.
 
-    - `weights`: (num_plans,) best shares of the plans if they need not be equal.
+    - `most_transfers`: As for `soonest_mix`.
     """
+    plans, weights = mixed.plans, mixed.shares
     best, least_transfers = None, 0
     num_bytes, num_images = sum(problem.chunk_bytes), len(images(dims))
     us = _us_of_classes(problem.topology, dims, num_bytes)
@@ -266,7 +277,7 @@ def _rounded(problem: Problem, dims: Dimensions, plans: MeshPlans, weights: Floa
         # Number of parts of the mix: each share has `num_images` of them.
         chunks = math.lcm(problem.collective.num_chunks, shares * num_images // least)
         transfers = 2 * (dims.num_ranks - 1) * chunks
-        if transfers > _MOST_TRANSFERS or chunks > num_bytes:
+        if transfers > _MOST_TRANSFERS or chunks > num_bytes or (best and transfers > most_transfers):
             continue
         pays = 1.0 if best is None else _PAYS ** max(0.0, math.log2(transfers / least_transfers))
         if best is None or finish_us < pays * best.finish_us:

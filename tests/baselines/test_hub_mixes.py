@@ -142,3 +142,12 @@ def test_no_mix_on_tori_large_meshes_or_for_separate_sends():
         made = taccl.topologies.mesh(*sizes)
         problem = taccl.make_problem(made, "allreduce", size_bytes=1000)
         assert soonest_plan(problem, grid_of(made), mixes=mixes) is None
+
+
+def test_mixes_keep_within_a_number_of_transfers():
+    """A mix whose time for building is short has coarser shares, and finishes somewhat later."""
+    made = taccl.topologies.mesh(3)
+    problem = taccl.make_problem(made, "allreduce", size_bytes=5_000_000)
+    fine, coarse = (soonest_mix(problem, grid_of(made), most_transfers=most) for most in (10**6, 100))
+    assert coarse.num_parts < fine.num_parts and coarse.finish_us > fine.finish_us
+    assert 2 * 2 * np.lcm(coarse.num_parts, problem.collective.num_chunks) <= 100
