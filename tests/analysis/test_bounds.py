@@ -404,6 +404,7 @@ def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
     assert asked == [174, 164]
 
 
+@pytest.mark.slow
 def test_bandwidth_counts_however_short_the_time():
     """If no time is left, the bound is still the volume of data over the rates of resources, and not only
     latency.

@@ -25,6 +25,7 @@ def claims(problem):
     return [each.bound for each in certificates(problem)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
 def test_what_ranks_have_doubles(name):
     """The number of ranks whose data a rank can have doubles with every send.

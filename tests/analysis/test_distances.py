@@ -235,6 +235,7 @@ def test_links_of_sums_agree_with_the_clauses(seed):
         assert set(distances.links(distances.carried(c, reducing=None))) == either
 
 
+@pytest.mark.slow
 def test_a_chain_of_derived_chunks_may_be_long():
     """Two ranks alternately derive 1,500 chunks, each from the previous one: 1,499 sends of 2 us in sequence."""
     count = 1500

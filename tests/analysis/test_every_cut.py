@@ -174,6 +174,7 @@ def test_one_send_carries_no_more_than_all_data():
     assert found[1].check()
 
 
+@pytest.mark.slow
 def test_one_chunk_for_all_pays_one_alpha():
     """The bound over all chunkings of an allreduce is at most the finish of a single chunk for all data.
 
@@ -400,6 +401,7 @@ def test_bounds_of_little_work_do_not_hang_on_the_clock(monkeypatch):
         assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_search_that_time_ended_is_not_made_again(monkeypatch):
     """A search for the bound over all chunkings that ran out of time returns None and is not repeated."""
     problem = taccl.make_problem(taccl.topologies.dgx2(2), "allreduce", size_bytes=10**6).in_its_chunks

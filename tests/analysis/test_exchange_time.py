@@ -69,6 +69,7 @@ def test_sums_that_nodes_exchange_are_near_the_bound():
     assert 28.078 / 1.05 < bound.bound_us < 28.078
 
 
+@pytest.mark.slow
 def test_data_that_passes_between_nodes_twice_is_counted(monkeypatch):
     """On three nodes on rails the bound exceeds the time of two sends between nodes, but no baseline's finish."""
     topology = cluster(3, 2, near=(2, Fraction(1, 50), 1), far=(4, 0, 5), rails=True)
@@ -79,6 +80,7 @@ def test_data_that_passes_between_nodes_twice_is_counted(monkeypatch):
     assert 2 * 4 < bound.bound < min(baseline_finishes(problem, cut=False))
 
 
+@pytest.mark.slow
 def test_two_nodes_leave_time_for_three_sends_between_them(monkeypatch):
     """Between two nodes data passes once or three times: the bound exceeds two sends there and two inside."""
     topology = cluster(2, 2, near=(1, Fraction(1, 50), 4), far=(4, 0, 12))
@@ -116,6 +118,7 @@ def test_a_send_is_the_first_of_two_for_few_pairs(rails):
     assert joined == ({0, 2, 6, 18} if rails else {0, 6, 18})
 
 
+@pytest.mark.slow
 def test_each_longer_horizon_is_a_claim(monkeypatch):
     """A search that a deadline ends has proven more than its first horizon."""
     problem = allreduce(cluster(2, 2, near=(1, Fraction(1, 50), 4), far=(6, 0, 4)), MB)
@@ -125,6 +128,7 @@ def test_each_longer_horizon_is_a_claim(monkeypatch):
     assert len(bounds) > 1 and bounds == sorted(set(bounds))
 
 
+@pytest.mark.slow
 def test_the_certificate_proves_no_more(monkeypatch):
     """A witness with a longer horizon, higher factors, or fewer or lower prices is refused."""
     problem = allreduce(cluster(2, 2, near=(1, Fraction(1, 50), 4), far=(6, 0, 4)), MB)
@@ -145,6 +149,7 @@ def test_the_certificate_proves_no_more(monkeypatch):
         assert not replace(bound, witness=other).check()
 
 
+@pytest.mark.slow
 def test_whole_horizons_are_evaluated_exactly(monkeypatch):
     """A horizon given as an integer divides into cells without rounding."""
     problem = allreduce(cluster(2, 2, near=(1, Fraction(1, 50), 4), far=(6, 0, 4)), MB)

@@ -176,6 +176,7 @@ def test_no_merged_baseline_beats_the_flow_on_grids():
         assert all(best <= finish for finish in baseline_finishes(problem)), seed
 
 
+@pytest.mark.slow
 def test_flow_times_come_before_linear_programs():
     """With hardly any time, and on a mesh of 256 ranks, the bound of merged sums is that of mean flow time."""
     mesh = taccl.topologies.mesh(8, 8)

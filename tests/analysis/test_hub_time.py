@@ -47,6 +47,7 @@ def test_sums_on_one_switch_are_near_the_bound():
     assert 8.544 / 1.05 < bound.bound_us < 8.544
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_coarse")
 def test_the_certificate_proves_no_more():
     """A witness with a longer horizon, higher factors, or fewer or other prices is refused."""
@@ -68,6 +69,7 @@ def test_the_certificate_proves_no_more():
         assert not replace(bound, witness=other).check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_coarse")
 def test_whole_horizons_are_evaluated_exactly(monkeypatch):
     """A horizon given as an integer divides into cells without rounding."""
@@ -80,6 +82,7 @@ def test_whole_horizons_are_evaluated_exactly(monkeypatch):
     assert [type(each) for each in alphas] == [Fraction]
 
 
+@pytest.mark.slow
 def test_factors_lie_below_the_curve():
     """The factors of the finder are admitted, and at most 4 % below x / (x - alpha) from ten cells on."""
     problem = allreduce(crossbar(4, alpha=4, overhead=Fraction(1, 10), beta=4), MB)

@@ -148,6 +148,7 @@ def test_the_volume_into_many_sets_is_that_into_each(combining, sparse, monkeypa
         assert volume.needed_in(sides).tolist() == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "collective"), [("dgx1", "allreduce"), ("dgx1", "allgather")])
 def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
     """Cuts around nodes give the linear program's bound where traffic between nodes limits."""
@@ -183,6 +184,7 @@ def test_exchange_has_a_border_bound_without_time(end_s):
     assert bound.bound_us > 2000  # workers send 100 MB at 50 GB/s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end_s", [None, 0.0])
 def test_many_ranks_have_a_bound_of_cuts_without_time(end_s):
     """However short the time limit, the bound of an allreduce over 256 ranks in any chunks counts bandwidth.

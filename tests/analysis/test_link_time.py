@@ -75,6 +75,7 @@ def test_merged_sums_are_near_the_bound():
     assert 9.5 < max(each.bound_us for each in bounds) < 11.58424
 
 
+@pytest.mark.slow
 def test_prices_change_over_time():
     """On a mesh, links out of corners cost most in the first half; the bound exceeds that of mean flow time."""
     problem = allreduce(taccl.topologies.mesh(3, 3), 16_000)
@@ -197,6 +198,7 @@ def test_programs_end_in_time():
     assert limits and max(limits) <= 60
 
 
+@pytest.mark.slow
 def test_prices_of_too_long_a_horizon_prove_a_shorter_one(monkeypatch):
     """One linear program suffices for a claim, also if its links are loaded less than fully."""
     solved, loads = LinkLoads.priced, []

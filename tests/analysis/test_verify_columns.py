@@ -215,6 +215,7 @@ def test_only_merged_sends_that_may_be_wrong_are_read_one_by_one(monkeypatch):
     assert "merge" in {each.kind for each in faults.violations}
 
 
+@pytest.mark.slow
 def test_a_sum_that_a_rank_sends_many_times_is_composed_once(monkeypatch):
     """Of the sends of a sum that a rank composes, only the first one is compared with all arrivals.
 

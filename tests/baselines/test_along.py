@@ -169,6 +169,7 @@ def test_orders_of_their_own_keep_both_dimensions_busy():
     assert dimension_balanced(problem, cut=False).finish_us == 2 * (4 + 2)
 
 
+@pytest.mark.slow
 def test_hierarchical_of_dimensions_is_implicit():
     """On 1,024 ranks the schedule is implicit and valid; on fewer ranks implicit and listed schedules finish
     at the same time."""

@@ -89,6 +89,7 @@ def test_repeated_runs_agree(name, make):
     assert BASELINES[name](problem).digest() == BASELINES[name](problem).digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
 def test_only_merging_is_kept_of_the_sketch(name, make):
     """Baselines ignore the sketch's forbidden links, but keep its merging."""

@@ -64,6 +64,7 @@ def test_an_odd_number_of_nodes_takes_what_the_model_says(collective):
     assert promised.gb_per_s == pytest.approx(predict(even, "ring", even.topology).gb_per_s, rel=0.03)
 
 
+@pytest.mark.slow
 def test_rings_that_wait_for_one_another_take_what_the_model_says():
     """On three H100 nodes, NICs and NVSwitch ports are about equally busy, and a mean hop takes about as long as
     a step: rings wait for one another, which the model counts."""
@@ -103,6 +104,7 @@ def test_rings_over_shared_pcie_take_what_the_model_says(shared_data, server, no
     assert agrees(problem_of(topology, collective, size), within=0.05)
 
 
+@pytest.mark.slow
 def test_simulated_steps_of_rings_are_extrapolated(monkeypatch):
     """A prediction that simulates some of the steps is within 10 % of one that simulates all."""
     problem = problem_of(machines.dgx_h100(3), "allgather", "64MB")

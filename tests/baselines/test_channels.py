@@ -31,6 +31,7 @@ def test_all_directed_links_of_a_mesh_of_eight_are_on_one_of_seven_rings():
     assert set(hops_of(channels)) == set(permutations(range(8), 2))
 
 
+@pytest.mark.slow
 def test_channels_are_searched_once_for_all_sizes(monkeypatch):
     """Sizes at which the same links are the fastest share the search for channels."""
     topology = machines.dgx1()
@@ -40,6 +41,7 @@ def test_channels_are_searched_once_for_all_sizes(monkeypatch):
     assert [channels_of(problems[1], algorithm) for algorithm in ("ring", "tree")] == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_meshes_with_a_card_a_rank_have_eight_rings(nodes):
     """Meshes with one NIC per rank have eight rings without a common directed link."""

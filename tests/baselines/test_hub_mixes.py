@@ -119,12 +119,14 @@ def test_mixes_are_valid(sizes, num_bytes):
     assert found.finish_us <= mix.finish_us * 1.02
 
 
+@pytest.mark.slow
 def test_mixes_of_large_sums_have_many_steps():
     """On a line of 3, 40 MB need 800 us. With at most 10 steps, plans take 887 us."""
     mix, found = mix_of((3,), 40_000_000)
     assert found.finish_us <= mix.finish_us * 1.00001 < 850
 
 
+@pytest.mark.slow
 def test_a_deadline_leaves_the_mixes_found_before_it():
     """Without time for trees, hubs alone are used; a later search finds trees."""
     made = taccl.topologies.mesh(3, 3)

@@ -65,6 +65,7 @@ def test_torus_plans_are_valid(names):
         assert taccl.verify(schedule_of(names, sizes, 4_800)[1]).ok
 
 
+@pytest.mark.slow
 def test_three_dimensions_share_the_load():
     """On equal rings every link carries the same bytes in each step, so the estimate is exact."""
     estimate, found = schedule_of(("every rank", "two hubs", "one hub"), (4, 4, 4), 192_000)

@@ -212,6 +212,7 @@ def test_four_ranks_behind_ports_double():
     assert multiplying(problem).finish == recursive(problem).finish == 2 * Fraction("1.000004")
 
 
+@pytest.mark.slow
 def test_messages_in_parts_follow_one_another():
     """A chunk crosses between nodes while the next is being summed, which is faster than messages of several
     chunks in sequence."""

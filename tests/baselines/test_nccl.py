@@ -212,6 +212,7 @@ def test_notes_on_gpus_of_amd_name_rccl():
     assert not any(re.search(r"\bNCCL\b", said) for said in told)
 
 
+@pytest.mark.slow
 def test_changed_machines_have_the_fastest_choice():
     """A machine that `predict` does not know has the fastest candidate first, which needs no note."""
     slower = taccl.topology.transform.degraded(taccl.topologies.dgx_h100(), {(0, 1): 0.5})

@@ -37,6 +37,7 @@ class TestSynthesize:
         assert "bound" in out
         assert "gap" in out
 
+    @pytest.mark.slow
     def test_a_person_does_not_wait_for_the_digest(self, run, monkeypatch):
         """The digest, which is slow for many transfers, is computed for ``--json`` only."""
         monkeypatch.setattr(taccl.Schedule, "digest", lambda _: pytest.fail("made"))
@@ -68,6 +69,7 @@ class TestSynthesize:
         code, values = run_json(*words, "--time-limit", 2)
         assert (code, values["verified"]) == (0, True)
 
+    @pytest.mark.slow
     def test_upstream_files(self, run_json, upstream):
         """A topology and a sketch of the published tool use its cost model, in which GB/s are unknown."""
         code, values = run_json(
@@ -154,6 +156,7 @@ class TestSynthesize:
         assert process.returncode in (0, 130)
         assert process.returncode == 130 or json.loads(out)["interrupted"]
 
+    @pytest.mark.slow
     def test_ctrl_c_within_exec(self):
         """Ctrl-C in code run by ``exec``, as data classes use it on import, also ends with exit code 130."""
         text = (
@@ -333,6 +336,7 @@ class TestShow:
 class TestBaseline:
     """``taccl baseline``."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("topology", "is_sooner"),
         [("dgx1", True), ("fully-connected:4", False)],
@@ -391,6 +395,7 @@ class TestBaseline:
         code, values = run_json("baseline", "hierarchical", sketch_file, "--collective", "allgather")
         assert (code, values["topology"], values["size_bytes"]) == (0, "ndv2 x2", 16_000_000)
 
+    @pytest.mark.slow
     def test_a_sketch_that_is_ignored_is_a_note(self, run_json):
         """A note says that a baseline ignores a sketch; without a sketch there is no such note."""
         options = ("--collective", "broadcast", "--size", "8KB")

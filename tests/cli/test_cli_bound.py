@@ -49,6 +49,7 @@ class TestBound:
             assert words in out
         assert "in switches" not in out and "the sketch costs" not in out
 
+    @pytest.mark.slow
     def test_the_bound_over_all_chunkings_names_the_sketch(self, run):
         """Under a sketch that forbids links, the bound over all chunkings holds only for its schedules."""
         _, out, _ = run(

@@ -105,6 +105,7 @@ def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
+@pytest.mark.slow
 def test_proofs_on_an_import_hold_for_its_model(run, folder):
     """Below the table stands the number of assumptions of an imported topology; a machine has none."""
     path = folder / "m.csv"

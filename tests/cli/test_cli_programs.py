@@ -157,6 +157,7 @@ def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "in_place"), [("allreduce", True), ("allgather", False)])
 def test_converted_plans_are_for_the_calls_of_pytorch(collective, in_place, run, tmp_path):
     """Plans for sums of all ranks are in place, and a note says so, unless the user chooses otherwise."""

@@ -77,6 +77,7 @@ def test_estimates_compare_protocols_if_baselines_end_late(run, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_no_estimate_stands_for_an_exchange_of_few_pairs(run, monkeypatch, tmp_path):
     """Estimates assume that all ranks take part: for one pair they would be below the bound."""
 
@@ -111,6 +112,7 @@ def test_a_comparison_names_protocols_for_which_there_is_no_time(run, monkeypatc
     assert (code, "note: protocol ll is predicted" in err, "; no time for ll128)" in err) == (0, True, True)
 
 
+@pytest.mark.slow
 def test_protocols_are_compared_by_estimates_on_large_problems(run):
     """Estimates rate the protocols of copies over 40 ranks, for which bounds take longer and predict less."""
     words = ("--topology", "dgx-h100", "--nodes", "5", "--collective", "allgather", "--size", "64KB")

@@ -83,6 +83,7 @@ def test_an_order_that_launchers_cannot_start_is_reported(matrix, tmp_path, caps
     assert written.read_text() == "one:4\n"
 
 
+@pytest.mark.slow
 def test_figures_of_the_order_found_and_of_the_launched_order_are_distinguished(tmp_path, capsys):
     """If launchers start another order than the one found, a note says which of the two each figure is for."""
     path, hosts, written = (tmp_path / name for name in ("latency.csv", "hosts", "written"))
@@ -101,6 +102,7 @@ def test_figures_of_the_order_found_and_of_the_launched_order_are_distinguished(
     assert after is not None and found is not None and float(found[1]) < float(after[1])
 
 
+@pytest.mark.slow
 def test_slots_beyond_the_ranks_are_named(matrix, tmp_path, capsys):
     """If a host file has more slots than the matrix has rows, the first slots are used, and a note says so."""
     matrix.write_text(MATRIX.replace("a", "w").replace("b", "x").replace("c,", "y,"))

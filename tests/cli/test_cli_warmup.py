@@ -3,10 +3,13 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 import taccl.cli.verbs.installation
 from taccl.synthesis.proposers import compiling
 
 
+@pytest.mark.slow
 def test_what_was_compiled_and_where_it_is_kept(run, run_json, monkeypatch):
     """The output has the CPU time of compilation, or says that all kernels were compiled already."""
     monkeypatch.setattr(compiling, "compile_every", lambda: 18.25)

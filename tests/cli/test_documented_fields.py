@@ -84,6 +84,7 @@ def files(tmp_path, run) -> dict[str, str]:
 class TestDocumentedFields:
     """Fields of ``--json`` on the pages."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("command", COMMANDS)
     def test_rows(self, command, run_json, files):
         """A command prints the fields of its row, and no others; so do the lists among them."""
@@ -95,6 +96,7 @@ class TestDocumentedFields:
         for name, fields in lists.items():
             assert {key for item in values[name] for key in item} == fields, name
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("command", ["synthesize", "baseline"])
     def test_results(self, command, run_json):
         """`synthesize` and `baseline` print the fields of the page, and each stage the fields of stages."""
@@ -115,6 +117,7 @@ class TestDocumentedFields:
         assert {*figures, *figures["times"]} == _words(_rows()["`run`"])
         assert set(figures["times"]) == _words(_rows()["`run`"].partition("; the times have ")[2])
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("_quick_fits")
     def test_fits(self, run_json, files):
         """`fit` prints the fields of its row; so do its parameters and its series."""

@@ -152,6 +152,7 @@ def test_failures_are_rows(problem, failing, error, status):
     assert row.finish_us != row.finish_us
 
 
+@pytest.mark.slow
 def test_a_solver_that_is_not_installed_is_a_row(problem):
     """A solver that is not installed gives a row with status "unavailable"; the other rows are unaffected."""
     lacking, greedy = compare(problem, backends=["pulp:MOSEK", "greedy"]).itertuples()
@@ -244,6 +245,7 @@ def test_runs_are_counted(problem, cache):
     assert seen == [(1, 3), (2, 3), (3, 3)] * 2
 
 
+@pytest.mark.slow
 def test_an_error_of_the_progress_function_is_raised(problem, cache):
     """An exception of `progress` ends the comparison and is raised; the cache has the finished run."""
 
@@ -256,6 +258,7 @@ def test_an_error_of_the_progress_function_is_raised(problem, cache):
     assert list(compare(problem, **options).from_cache) == [True, False]
 
 
+@pytest.mark.slow
 def test_the_bar_is_on_stderr(problem, capfd):
     """A requested progress bar shows the number of runs on stderr, and writes nothing to stdout."""
     compare(problem, backends=["greedy"], seeds=range(2), progress=True)

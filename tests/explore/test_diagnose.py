@@ -107,6 +107,7 @@ def test_messages_between_two_gpus_have_the_links_between_them(log, machine, sai
     assert said in found.links[0]
 
 
+@pytest.mark.slow
 def test_sizes_at_which_the_library_chooses_late_are_on_its_curve(log):
     """On two nodes of A100, NCCL's model keeps LL up to 256 KiB; a log that follows it is as expected.
 
@@ -316,6 +317,7 @@ def test_the_rate_of_a_protocol_may_be_that_of_fewer_links(joint, grade):
     assert (len(found) == 1) == (grade == "likely")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "machine", "gb_per_s", "beginning"),
     [
@@ -412,6 +414,7 @@ def test_a_fall_in_steps_is_no_change_of_protocol():
     assert set(found) == {"falls", "protocol-switch"}
 
 
+@pytest.mark.slow
 def test_another_collective_in_the_log_shows_that_nics_work(log):
     """Half of the rate in an allgather, after an allreduce at the whole rate, is no fault of the NICs."""
     slow = network_log([NIC / 2] * 8)
@@ -591,6 +594,7 @@ def test_many_ranks_have_no_bound(monkeypatch):
     assert Expectation(series, taccl.topologies.dgx_h100()).bound_us() is None
 
 
+@pytest.mark.slow
 def test_usual_times_of_middle_sizes_are_those_of_the_library(log):
     """On machines by name each size has its own prediction, so a log that follows it is nowhere slow."""
     sizes = tuple(8 << k for k in range(31))
@@ -939,6 +943,7 @@ def test_half_of_the_nics_are_unused_on_machines_and_files(log, tmp_path, on):
     assert unused.evidence.endswith("the rate of 4 of 8 NICs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0", "Connected all rings, use ring PXN 0 GDR 0"]
 )
@@ -974,6 +979,7 @@ def test_a_line_of_the_log_is_in_the_verdict_beside_other_explanations(given):
     assert ", but the log says so" in conclusion(facts, causes_of(facts), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lists", [True, False])
 def test_another_number_of_nics_is_the_first_uncertainty(log, lists):
     """The verdict on two nodes of A100 has the rate that is usual with four NICs, where eight are assumed.
@@ -997,6 +1003,7 @@ def test_another_number_of_nics_is_the_first_uncertainty(log, lists):
     assert rates(named) == ({"nic-unused"} if lists else set())
 
 
+@pytest.mark.slow
 def test_nics_do_not_explain_a_rate_that_does_not_depend_on_them():
     """Half of the NICs of two racks carry their allreduce as fast, so their number explains no slow one."""
     on = taccl.topologies.gb200_nvl72(nodes=2)
@@ -1074,6 +1081,7 @@ def test_old_libraries_and_racks_are_untested(machine, nodes, version, large, sm
     assert untested_small(on, version).split(" (")[0] == small
 
 
+@pytest.mark.slow
 def test_racks_used_in_part_are_racks():
     """Two racks with 64 of their 72 GPUs are as little tested as two whole racks."""
     part = subset(taccl.topologies.gb200_nvl72(nodes=2), ranks=[*range(64), *range(72, 136)])

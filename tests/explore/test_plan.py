@@ -270,6 +270,7 @@ def test_bounds_of_all_ranges_share_the_time_left(monkeypatch):
     assert len(given) == 3 and 0.4 < sum(given) / 3 <= 6.0 / 10
 
 
+@pytest.mark.slow
 def test_large_schedules_are_left_to_plans_with_more_time():
     """Without time to write the programs of large schedules, smaller ones are used, and a note says so."""
     search = baselines_only()
@@ -392,6 +393,7 @@ def test_interrupts_keep_what_there_is(monkeypatch):
     assert plan.ranges[-1].max_bytes == 10**6
 
 
+@pytest.mark.slow
 def test_stages_of_a_plan_account_for_its_time(monkeypatch):
     """The stages of a plan, with those of each synthesis, add up to its seconds, here those of the CPU."""
     monkeypatch.setattr(time, "monotonic", time.process_time)
@@ -404,6 +406,7 @@ def test_stages_of_a_plan_account_for_its_time(monkeypatch):
     assert {"4KB, sketch whole: greedy", "1MB, sketch whole"} < names
 
 
+@pytest.mark.slow
 def test_an_error_of_the_progress_function_is_raised():
     """An exception of `progress` reaches the caller, even one that the search raises at its time limit."""
     with pytest.raises(OutOfTime, match="mine"):

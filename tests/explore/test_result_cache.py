@@ -44,6 +44,7 @@ def edit(path, change):
     path.write_text(json.dumps(document))
 
 
+@pytest.mark.slow
 def test_a_second_comparison_is_read(problem, cache, stored):
     """A repeated comparison is read from the cache without a run, and states the first run's seconds."""
     again = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
@@ -52,6 +53,7 @@ def test_a_second_comparison_is_read(problem, cache, stored):
     assert [str(value) for value in next(again.itertuples())] == [str(value) for value in expected]
 
 
+@pytest.mark.slow
 def test_an_entry_is_a_schedule_file(problem, cache, stored):
     """`taccl.load` reads what the cache stores, and the cache gives the same schedule."""
     schedule = taccl.load(cache.path(stored.key))
@@ -167,6 +169,7 @@ def test_damage_is_a_miss(problem, cache, stored, damage, match):
     assert cache.find(stored.key).schedule.finish_us == 41.0
 
 
+@pytest.mark.slow
 def test_a_wrong_schedule_is_a_miss(cache, stored):
     """A schedule that the verifier refuses is a miss, even with matching digests."""
     entry = cache.find(stored.key)
@@ -179,6 +182,7 @@ def test_a_wrong_schedule_is_a_miss(cache, stored):
     assert refused(cache, stored.key, "computed again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [
@@ -207,6 +211,7 @@ def test_the_row_of_a_compact_schedule_is_read_as_stored(cache):
         assert [*table.from_cache] == [from_cache]
 
 
+@pytest.mark.slow
 def test_the_result_of_another_run_is_a_miss(cache, stored):
     """A file moved to another key is a miss."""
     cache.path(stored.key).rename(cache.path(KEY))
@@ -307,6 +312,7 @@ def test_a_cache_says_where_it_is(tmp_path):
     assert repr(Cache(tmp_path)) == f"Cache({str(tmp_path)!r})"
 
 
+@pytest.mark.slow
 def test_an_impossible_folder_name_gives_a_warning(problem, tmp_path):
     """A folder name that is too long gives a warning when storing and an error when inspected."""
     cache = Cache(tmp_path / ("a" * 300))

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 import taccl
 from taccl.explore.compare import compare_rows
 from taccl.explore.rows import COLUMNS, LABELS, frame, new_row, plain_rows, with_best_bounds
@@ -25,6 +27,7 @@ def test_names_are_distinct():
     assert set(LABELS) <= set(names)
 
 
+@pytest.mark.slow
 def test_rows_are_plain(problem):
     """Rows are JSON with null for missing values, and make the same table again."""
     found = compare_rows(
@@ -35,6 +38,7 @@ def test_rows_are_plain(problem):
     assert frame(json.loads(json.dumps(rows, allow_nan=False))).equals(frame(found))
 
 
+@pytest.mark.slow
 def test_rows_have_stages(problem):
     """The column `stages` has each stage of the run, and the columns of its parts add up to the seconds."""
     table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=False, time_limit_s=5, full=True)

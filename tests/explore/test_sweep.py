@@ -45,6 +45,7 @@ def test_every_combination_is_a_row(tiny):
     assert table.verified.all()
 
 
+@pytest.mark.slow
 def test_size_and_chunks_default_to_those_of_the_sketch(tiny):
     """Without a size the sketch's two chunks of 1 MB per rank are used: 8 MB over four ranks."""
     (row,) = sweep("ring:4", "allgather", sketches=tiny).itertuples()
@@ -58,6 +59,7 @@ def test_finish_grows_with_size():
     assert list(table.finish_us) == [1.04, 41.0]
 
 
+@pytest.mark.slow
 def test_a_range_of_sizes_grows_by_ten():
     """Sizes may be the range that the command line accepts."""
     table = sweep("ring:4", "allgather", sizes="1KB:10KB", chunks_per_rank=[1])

@@ -135,6 +135,7 @@ def test_topologies_come_back(name, nodes):
     assert len(again.resources) == len(before.resources)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_what_xml_says_of_itself(name, in_place):

@@ -261,6 +261,7 @@ def test_names_above_other_text_are_no_host_file_in_linear_time(names):
     assert kinds_of_text(text) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["size_" * 3000, "a b\nc d\n" + "1 ," * 8000 + "!"])
 def test_words_and_cells_that_no_line_ends_are_judged_quickly(text):
     """A header of one long word, and a single row of many numbers, are no tables, judged in linear time."""

@@ -35,6 +35,7 @@ def test_a_threshold_that_is_set_inside_stays():
     assert gc.get_threshold()[0] == 5000
 
 
+@pytest.mark.slow
 def test_synthesis_collects_garbage_rarely():
     """In the callback for a first schedule the threshold is raised; afterwards it is the caller's again."""
     gc.set_threshold(700, 10, 10)

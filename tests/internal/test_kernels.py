@@ -303,6 +303,7 @@ def test_code_for_other_types_is_not_run(small, tmp_path):
     assert (mixed.scaled(20), mixed.scaled(2.5), hits(mixed.scaled)) == (40, 5.0, 0)
 
 
+@pytest.mark.slow
 def test_code_of_an_older_source_is_not_run(small, tmp_path):
     """Code of an older source, as after an interrupted write, is not run."""
     assert small().scaled(20) == 40

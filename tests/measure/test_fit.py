@@ -296,6 +296,7 @@ def test_a_stream_gives_the_rate_of_a_nic():
     assert calibrated(costs_of("dgx-a100"), [stream]).nic_gb_per_s == pytest.approx(20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize(("ranks", "without"), [((0, 3), ()), (None, (1, 2, 4, 5, 6, 7))])
 def test_a_fit_counts_the_links_of_the_selected_ranks(log, is_named, ranks, without):
@@ -323,6 +324,7 @@ def test_selected_ranks_are_the_same_in_each_node(log):
             taccl.fit([path], "dgx-a100", nodes=nodes, ranks=ranks)
 
 
+@pytest.mark.slow
 def test_a_fit_to_a_topology_file_names_the_topology(log):
     """A topology without a machine model is named by its own name, also in sources of priors."""
     fit = taccl.fit([log(table(ranks=4))], replace(taccl.topologies.ring(4), machine=""))
@@ -342,6 +344,7 @@ def test_a_topology_with_fewer_nodes_than_a_log_is_refused(tmp_path, shared_data
         taccl.fit([log], load_nccl_topology(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "is_told"), [((2**30,), True), ((2**28, 2**29, 2**30), False)])
 def test_too_few_sizes_have_the_interval_of_the_prior(log, sizes, is_told):
     """A single size agrees with itself, which proves no rate: its interval is that of the prior."""

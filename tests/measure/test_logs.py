@@ -618,6 +618,7 @@ def test_communicators_state_the_number_of_ranks(read):
     assert read(text + line.format(8)).series[0].num_ranks == read(text).series[0].num_ranks == others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["NCCL INFO comm ", "NCCL INFO ", "NCCL INFO comm nranks "])
 def test_long_lines_of_debug_logs_are_read_in_linear_time(read, words):
     """A line of lines that were joined is judged quickly, also if it lacks the number of ranks."""

@@ -81,6 +81,7 @@ def test_buffers_in_host_memory_are_named(title, said):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "said"),
     [("# backend: gloo\n", "measured by gloo, which runs on CPUs; the model is for GPUs"), ("", "")],

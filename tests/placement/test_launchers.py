@@ -114,6 +114,7 @@ class TestHosts:
         with pytest.raises(FormatError, match=complaint):
             read_hosts(path)
 
+    @pytest.mark.slow
     def test_many_hosts_are_read_in_linear_time(self, tmp_path):
         """20,000 hosts, and a line of many blanks, are read quickly."""
         path = tmp_path / "hosts"

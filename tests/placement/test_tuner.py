@@ -103,6 +103,7 @@ def first_rules(topology, num_ranks=None):
     return rules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "of", "ranks", "nodes"),
     [
@@ -126,6 +127,7 @@ def test_machines_keep_what_nccl_chooses(machine, of, ranks, nodes):
                 assert rule == (nvls if said.algorithm == "nvls" else said.algorithm, said.protocol), size
 
 
+@pytest.mark.slow
 def test_ll_between_hosts_ends_at_its_rate_in_nccl():
     """Between many servers LL reaches 20.4 GB/s, however fast their NICs are.
 

@@ -32,6 +32,7 @@ def test_other_endings_are_refused(exchange, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_files_are_kept(exchange, tmp_path):
     """An existing picture file is replaced only on request."""
     path = tmp_path / "a.svg"
@@ -43,6 +44,7 @@ def test_files_are_kept(exchange, tmp_path):
     assert "<svg" in path.read_text()
 
 
+@pytest.mark.slow
 def test_an_artist_that_becomes_an_image_is_drawn_once(exchange, monkeypatch):
     """Computing the layout does not draw an artist that becomes an image in SVG; afterwards it is visible."""
     ax = taccl.plot.gantt(exchange)
@@ -60,6 +62,7 @@ def test_an_artist_that_becomes_an_image_is_drawn_once(exchange, monkeypatch):
     assert drawn.count(image) == 1 and image.get_visible()
 
 
+@pytest.mark.slow
 def test_subfigures_are_rendered_with_the_whole_figure(exchange):
     """Axes of a subfigure are rendered with the whole figure."""
     from matplotlib.figure import Figure
@@ -69,6 +72,7 @@ def test_subfigures_are_rendered_with_the_whole_figure(exchange):
     assert taccl.plot.render(ax, "png").startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_open(exchange):
     """After a picture is written to a file, pyplot keeps no figure open."""
     from matplotlib import pyplot

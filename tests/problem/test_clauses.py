@@ -350,6 +350,7 @@ def test_a_limit_on_hops_keeps_a_symmetry_in_both_phases():
     assert found.bound.bound <= found.schedule.finish
 
 
+@pytest.mark.slow
 def test_explain_gives_the_least_limit():
     """Opposite ranks of a ring of seven are three hops apart, the minimum limit; check_sketch says the same."""
     sketch = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 2\n", source="my.toml")

@@ -101,6 +101,7 @@ class TestTogether:
         joint = together([collectives.scan(2).among(g, num_ranks=4) for g in ([0, 1], [2, 3])])
         assert [(d.source, d.rank, d.chunk) for d in joint.derivations] == [(0, 1, 1), (2, 3, 3)]
 
+    @pytest.mark.slow
     def test_beside_sums_a_copy_is_a_sum_of_one(self):
         """Joined with an allreduce, an allgather's chunks become sums of one contribution, rooted at their
         origin."""
@@ -313,6 +314,7 @@ class TestRelays:
 class TestJointSchedules:
     """Groups scheduled together do not collide, and finish near the bound."""
 
+    @pytest.mark.slow
     def test_rails_of_a_machine_together_meet_the_bound(self):
         """Four groups of 4 ranks, each on two rails of two H100 nodes, keep all NICs busy.
 

@@ -37,6 +37,7 @@ def test_every_dependency_of_an_allgather_is_needed():
         assert frozenset((StepAddress(address.rank, t, s), address)) in pairs
 
 
+@pytest.mark.slow
 def test_overwriting_too_early_is_a_race():
     """Reusing scratch while a send may still read it is a race."""
     program = program_of("alltoall", "ring:6")

@@ -84,6 +84,7 @@ def test_a_file_that_hangs_has_no_schedule(path):
         lift(program, topology=taccl.topologies.fully_connected(program.num_ranks), size="1MB")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_lowered_schedules_return_on_a_ring(name):
     """On a ring lowering and lifting restores transfers and finish."""

@@ -36,6 +36,7 @@ def test_parts_are_neighbours_and_take_turns():
     assert program.collective.num_chunks == 6
 
 
+@pytest.mark.slow
 def test_instances_of_instances():
     """Two instances of two instances give four channels and correct outputs."""
     program = replicate(replicate(program_of("allreduce", "ring:3"), 2), 2)

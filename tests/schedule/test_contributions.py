@@ -162,6 +162,7 @@ def sums_are_made(schedule):
     ) and all(is_union(everyone[c], known(rank, c, np.inf)) for rank, c in ends)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topology", [taccl.topologies.star(4), taccl.topologies.torus(2, 3)], ids=["star", "torus"]
 )
@@ -276,6 +277,7 @@ def test_out_of_place_one_shot_needs_no_scratch():
     assert max(rank.scratch_chunks for rank in taccl.lower(exchange()).ranks) == 0
 
 
+@pytest.mark.slow
 def test_a_ring_of_five_in_two_steps():
     """On a ring of five, contributions travel two links in each direction; a sum over a root takes four
     steps."""

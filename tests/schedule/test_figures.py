@@ -11,11 +11,13 @@ def predicted_us(name, topology, collective, size):
     return taccl.baselines.baseline(name, problem).predicted_us
 
 
+@pytest.mark.slow
 def test_eight_bytes_on_eight_h100_take_what_logs_say():
     """8 bytes on eight H100 take 12.9 to 22.3 us, as in a published NCCL log."""
     assert 12.9 <= predicted_us("nccl", taccl.topologies.dgx_h100(), "allreduce", 8) <= 22.3
 
 
+@pytest.mark.slow
 def test_one_step_takes_launch_base_and_hop():
     """The predicted time of one step under LL is the sum of its terms.
 

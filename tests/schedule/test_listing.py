@@ -23,6 +23,7 @@ def problem():
     return taccl.make_problem(ring, "allgather", chunk_bytes=1_000_000, chunks_per_rank=1)
 
 
+@pytest.mark.slow
 def test_nothing_leaves_before_its_release(problem):
     """Rank 0's chunk is released at 100 us; the finish is 111 us, which the bound proves optimal."""
     late = replace(problem, release_us=((0, 0, 100),))

@@ -34,6 +34,7 @@ def test_a_collective_runs_in_all_groups_of_a_name():
     assert taccl.Sketch.from_toml(sketch.to_toml()) == sketch
 
 
+@pytest.mark.slow
 def test_groups_of_a_sketch_on_the_command_line(tmp_path, capsys):
     """`--along` takes the name of groups in the sketch, or dimensions."""
     path = tmp_path / "parallel.toml"

@@ -40,6 +40,7 @@ def test_nothing_to_send_is_a_schedule():
     assert taccl.AllToAllV(TWO_NODES).schedule(np.zeros((16, 16), int)).num_sends == 0
 
 
+@pytest.mark.slow
 def test_more_orders_finish_no_later():
     """The best of several orders of sends is kept."""
     sizes = skewed_sizes(16, 10**6, "zipf:1.2")

@@ -55,6 +55,7 @@ def test_incumbents_get_better_and_end_with_the_result(collective):
     assert set(result.stages) <= set(stages)
 
 
+@pytest.mark.slow
 def test_incumbents_of_a_problem_with_release_dates_keep_them():
     """A reported schedule has the release dates of the problem, though the search ignores them."""
     ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)

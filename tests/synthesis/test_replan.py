@@ -113,6 +113,7 @@ class TestWhatIsKept:
         assert new.num_kept > 0
         assert not new.from_scratch
 
+    @pytest.mark.slow
     def test_a_lost_root_is_replaced(self):
         """Allreduce without a lost rank: its own chunk is dropped, the others lose one contribution."""
         old = planned(problem(fully_connected(5), collectives.allreduce(5)))

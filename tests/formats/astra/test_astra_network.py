@@ -52,6 +52,7 @@ def _pairs(topology):
     return {(link.src, link.dst) for link in topology.links}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 @pytest.mark.parametrize("path", foreign_files("astra-sim/*.yml"))
 def test_allgather_on_every_file_verifies(path):

@@ -94,6 +94,7 @@ def test_wrong_places_are_found(field, value):
         run_plan(plan)
 
 
+@pytest.mark.slow
 def test_unwritten_scratch_is_no_chunk():
     """Unwritten scratch is not mistaken for a chunk of the rank."""
     plan = build_mscclpp_plan(program_of("allreduce", "fully-connected:2"))

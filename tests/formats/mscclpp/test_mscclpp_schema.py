@@ -55,6 +55,7 @@ def faults(value, schema, where="plan"):
         yield f"{where}: {value!r} is no {schema.__name__}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["Simple", "LL"])
 @pytest.mark.parametrize("name", ["allgather", "allreduce", "reduce-scatter", "alltoall"])
 def test_plans_have_the_fields_that_are_read(name, protocol):

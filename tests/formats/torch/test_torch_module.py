@@ -64,6 +64,7 @@ def test_rounds_of_many_schedules():
             replayed(dump_torch_module(program), program.collective)
 
 
+@pytest.mark.slow
 def test_a_round_has_one_message_for_each_pair():
     """Each of 2 ranks sends its four chunks to the other in one message: 2 messages in 1 round."""
     program = program_of("allgather", "ring:2", chunks_per_rank=4)
@@ -89,6 +90,7 @@ def test_the_module_keeps_its_own_methods_alone():
     assert not any(word in text for word in ("def all_reduce", "_COMBINE", "def _check_root", "taccl"))
 
 
+@pytest.mark.slow
 def test_other_collectives_are_refused():
     """PyTorch has no scan, nor a broadcast from two roots; the message lists what it has."""
     for name in ("scan", "multi-root-broadcast"):

@@ -128,6 +128,7 @@ def test_every_fault_is_found_at_once(ndv2):
     assert report.bound_us is not None
 
 
+@pytest.mark.slow
 def test_an_infeasible_sketch_names_what_blocks(ndv2):
     """In each node only local rank 0 may send to the other node, and only its own chunk: both clauses are
     reported as blocking."""

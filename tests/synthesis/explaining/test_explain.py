@@ -218,6 +218,7 @@ def test_smallest_change(name):
     assert explanation.proven
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", known_solvers())
 def test_every_backend_finds_the_change(backend, infos):
     """Two nodes with two broken rings need a solver: every backend finds the same two edits.
@@ -360,6 +361,7 @@ def test_symmetry_that_clashes_is_bad_input():
         sketch.apply(topology, collectives.allgather(16), chunk_size="1MB")
 
 
+@pytest.mark.slow
 def test_scan_is_explained():
     """Prefixes of a scan that a rank derives from received data need a path, too."""
     problem = sketched("[internode]\nconnections = {}", collective="scan")
@@ -410,6 +412,7 @@ def test_problem_without_clauses():
     assert "no clause has a cost to determine" in repr(explanation)
 
 
+@pytest.mark.slow
 def test_clauses_that_time_leaves_unpriced_are_named():
     """Clauses whose cost was not computed before the time limit are named in the result and its text."""
     problem = load_sketch("ndv2/sk1").apply(ndv2(nodes=2), "alltoall")

@@ -97,6 +97,7 @@ def heavy():
     return quotient, listed(quotient)
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_kept():
     """Within 0.3 s the answer is feasible or no-solution, not optimal; a schedule comes with a bound."""
     quotient, hint = heavy()
@@ -106,6 +107,7 @@ def test_a_time_limit_is_kept():
     assert answer.schedule is None or (answer.bound_ticks or 0) < answer.schedule.finish_ticks
 
 
+@pytest.mark.slow
 def test_what_was_found_by_the_time_limit_is_returned():
     """The schedule found by the time limit is returned, with too little time for its proof."""
     quotient, hint = heavy()

@@ -424,6 +424,7 @@ def test_schedules_are_points_of_the_model():
                     assert not model.model.arrays().violations(hint, 1e-6), (seed, sequenced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("started", [True, False])
 def test_cbc_out_of_time_reports_no_solution(started):
     """At the time limit CBC reports no solution, with and without a start, rather than "infeasible" or a
@@ -471,6 +472,7 @@ def test_holds_at_the_end_of_a_send_are_kept_apart_there():
     assert in_order(problem) == optimal_ticks(problem)
 
 
+@pytest.mark.slow
 def test_resources_may_be_taken_in_different_orders():
     """Two sends may hold a shared egress in one order and a shared ingress in the other.
 

@@ -87,6 +87,7 @@ def test_few_chunks_still_go_along_all_dimensions():
         assert sorted(choose(dims, num_chunks=2)) == [(0, 1), (1, 0)]
 
 
+@pytest.mark.slow
 def test_small_data_is_cut_into_few_chunks():
     """Latency-bound data stay in 1 chunk; 1 GB is cut into at least 16."""
     dims = taccl.dimensions("multidim:switch4@100,switch4@100")
@@ -95,6 +96,7 @@ def test_small_data_is_cut_into_few_chunks():
     assert choose_num_chunks(dims, "allreduce", 10**9) >= 16
 
 
+@pytest.mark.slow
 def test_chunks_are_limited_by_transfers():
     """16 MB over two rings of 4 is cut into 128 chunks; at most 10,000 transfers leave 16 chunks."""
     problem = taccl.make_problem(parse("multidim:ring4@100,ring4@25"), "allreduce", size_bytes=16_000_000)

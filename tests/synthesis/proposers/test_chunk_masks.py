@@ -94,6 +94,7 @@ def test_ranks_that_may_not_relay():
     assert {topology.links[e].dst for e in schedule.link.tolist()} == {0, 2, 3}
 
 
+@pytest.mark.slow
 def test_own_chunks_of_an_exchange_go_first_by_every_rule():
     """In an alltoall, each priority rule of paths sends a link's own chunks before relayed ones."""
     mesh = topologies.mesh(2, 3, alpha_us=1, bandwidth_gb_per_s=50)

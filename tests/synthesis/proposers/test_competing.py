@@ -318,6 +318,7 @@ def test_arguments_are_checked_before_any_schedule_is_made(given, where, monkeyp
     assert error.value.where == where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "first"),
     [

@@ -195,6 +195,7 @@ def test_kernels_that_cannot_be_kept_are_an_error(cold, monkeypatch):
         compiling.compile_every()
 
 
+@pytest.mark.slow
 def test_without_kernels_an_exchange_may_go_a_longer_way(monkeypatch):
     """Without compiled kernels, part of an exchange still takes a longer path.
 

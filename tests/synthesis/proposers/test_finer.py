@@ -125,6 +125,7 @@ def test_separate_messages_follow_the_merged_form_of_the_earliest_estimate(monke
     assert found.best.finish_us == pytest.approx(307.67, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
     """If a baseline in finer chunks exceeds the time limit, the best of its schedules so far, with or without
     merged sends, is proposed."""
@@ -221,6 +222,7 @@ def test_a_mixed_plan_is_proposed_if_time_allows(factor, is_mixed, monkeypatch):
     assert ("mixed" in found.producer, found.finish_us < 8.3) == (is_mixed, is_mixed)
 
 
+@pytest.mark.slow
 def test_the_first_mixed_plan_precedes_finer_chunks(monkeypatch):
     """If time ends after the first two estimates, the better one is built: equal parts of one plan that overlap.
 

@@ -70,6 +70,7 @@ def test_a_limit_ends_the_run():
     assert list_schedule(quotient, priorities, limit_ticks=found.finish_ticks + 1) == found
 
 
+@pytest.mark.slow
 def test_own_chunks_leave_first():
     """Under local-first priority a relayed chunk starts one latency after the last own chunk."""
     problem = relayed()

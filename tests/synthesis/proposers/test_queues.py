@@ -341,6 +341,7 @@ def test_nothing_merges_where_latency_is_a_small_part():
     assert schedule_large(problem, merges=True).kept.group is None
 
 
+@pytest.mark.slow
 def test_own_chunks_are_not_merged_with_relayed_ones():
     """Under local-first priority, own chunks and relayed chunks travel in separate sends."""
     topology = through_rank_1(4)

@@ -301,6 +301,7 @@ def test_numbers_are_tried_without_kernels(monkeypatch):
     assert chosen.collective.chunks_per_rank == 6
 
 
+@pytest.mark.slow
 def test_short_runs_without_kernels_are_named(monkeypatch):
     """Without compiled kernels, no short run compares numbers of chunks, and the reason is stated."""
     monkeypatch.setattr(chunks, "is_compiled", lambda kernel: False)

@@ -189,6 +189,7 @@ def test_a_collective_with_chunks_per_rank_given_twice_is_refused():
         taccl.suggest_sketches(ring, whole, "1MB", chunks_per_rank=2)
 
 
+@pytest.mark.slow
 def test_a_limit_too_short_for_any_candidate_leaves_the_first():
     """A limit too short for any candidate gives the first one, without symmetries."""
     (found,) = taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=1e-3)
@@ -243,6 +244,7 @@ def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch):
     assert taccl.verify(found.schedule).ok
 
 
+@pytest.mark.slow
 def test_only_partitions_that_are_tried_are_made(monkeypatch):
     """Only chunkings that are tried are constructed: 2 chunks per rank, and 1 after the time limit."""
     cut = []
