@@ -110,6 +110,7 @@ def test_a_sweep_has_a_row_for_each(tmp_path):
         "ring:4",
         "allgather",
         sizes=["1MB"],
+        chunks_per_rank=[1],
         backends=["greedy"],
         time_limit_s=1,
         parameters=[DEFAULTS, few],
