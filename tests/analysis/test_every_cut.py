@@ -425,7 +425,7 @@ def test_large_problems_have_the_bound_of_nodes():
     problem = taccl.make_problem(taccl.topologies.gb200_nvl72(2), "alltoall", size_bytes="1MB")
     assert problem.collective.num_chunks * len(problem.topology.links) > scopes._MOST_MOVES
     least = bounds.latency_bound(problem)
-    every = bound_over_all_chunkings(least, budget_s=0.1)
+    every = bound_over_all_chunkings(least, budget_s=10.0)
     assert every.bound > 5 * least.bound
     assert every.check()
     assert bound_over_all_chunkings(least, budget_s=1e6) is every  # final, so it is not computed again

@@ -136,6 +136,8 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
         tried: dict[float, float] = {}
         for _ in range(_ROUNDS):
             demand.deadline.check()
+            if horizon < loads.diameter * alpha:  # as latency alone proves
+                return
             steps, knots = _grid(loads, horizon, grid)
             whole = Fraction(round(horizon * _TICK), _TICK)
             found = loads.priced(whole, steps, knots, limit_s=demand.deadline.left_s) if steps else None
