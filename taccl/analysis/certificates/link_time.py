@@ -29,14 +29,14 @@ from taccl.topology.recognise import grid_of
 #: Grids of the search, first a rough one that finds the approximate horizon: (max number of steps, max number
 #: of prices of the linear program). `_PER_LATENCY`: possible numbers of steps per latency; the largest that
 #: does not give too many steps is used. Just above whole numbers, costs of sends are closest to the curve.
-_GRIDS = (60, 150), (90, 320)
+_GRIDS = (30, 60), (90, 320)
 _PER_LATENCY = 8.05, 6.05, 5.05, 4.05, 3.05, 2.05, 1.05
 #: `_LEAST_KNOTS`: min number of times at which a linear program has prices. Prices change faster within a
 #: horizon of less than `_SHORT` latencies, which gets twice as many.
-_LEAST_KNOTS, _SHORT = 8, 12
+_LEAST_KNOTS, _SHORT = 6, 12
 #: `_NEAR`: distance of the logarithm of the links' load from 0 at which the search on the rough grid ends.
 #: `_FINER`: approximate ratio of the horizons that the fine and the rough grid prove.
-_NEAR, _FINER = 0.1, 1.02
+_NEAR, _FINER = 0.1, 1.06
 #: Max number of linear programs for a grid; each has a horizon closer to the longest that prices prove.
 _ROUNDS = 4
 #: Within a horizon that no schedule meets, links are overloaded: the logarithm of their load is positive.
@@ -48,7 +48,7 @@ _LESS = 1 - 1e-9
 #: Denominator of horizons in ticks.
 _TICK = 2**10
 #: `_MOST_RANKS`: max number of ranks. `_MOST_STEPS`: max number of steps of a grid.
-_MOST_RANKS, _MOST_STEPS = 256, 450
+_MOST_RANKS, _MOST_STEPS = 256, 500
 #: Largest price of a step that a witness may have. Larger prices might not fit 64 bits.
 _MOST_PRICE = 10**7
 #: `_MOST_COST`: largest cost of a send. `_PARTS`: denominator of costs. Both keep sums within 64 bits.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 #: `_SCALE`: largest price of a step. `_SPARE`: added to the price of each step, so that sends remain feasible
 #: if prices are rounded.
 _SCALE, _SPARE = 10**7, 1000
-#: Max number of steps of a grid, and largest cost of a send, as in the check.
-_MOST_STEPS, _MOST_COST = 450, 10
+#: Largest cost of a send, as in the check.
+_MOST_COST = 10
 #: `_ROUNDS`: max number of linear programs. `_BLOCKS`: number of intervals of the grid by which violated rows
 #: are grouped; one of each group is added. `_ENOUGH`: relative violation at which no more rows are added.
 _ROUNDS, _BLOCKS, _ENOUGH = 60, 24, 2e-3
