@@ -120,7 +120,8 @@ def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
     if changed is not None and not shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
         raise ExportError(
             f"under the tool's model the send of chunk {changed[0]} from rank {changed[1]} to {changed[2]} "
-            "takes another time, as only sends between nodes merge, at one cost"
+            "takes another time, as only sends between nodes merge, at one cost; search again with a given "
+            "number of chunks per rank, without merged sends inside nodes"
         )
     for violation in verify(back).violations:
         raise ExportError(f"under the tool's model there is {violation}")
