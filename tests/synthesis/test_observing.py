@@ -71,7 +71,7 @@ def test_incumbents_of_a_problem_with_release_dates_keep_them():
 @pytest.mark.slow
 def test_a_rule_ends_the_search():
     """`stop_when` ends the search at its first schedule, and the result says so."""
-    problem = taccl.make_problem(taccl.topologies.dgx1(), "alltoall", size_bytes="8MB")
+    problem = taccl.make_problem(taccl.topologies.dgx1(), "allreduce", size_bytes="8MB")
     asked = []
     result = brief_synthesis(problem, stop_when=lambda state: asked.append(state) or True)
     assert result.stopped == "stopping rule"
