@@ -39,8 +39,12 @@ _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 150_000
 #: most `_LATER` times as late as the best, as links that both add and copy in a step delay mixes of fewer
 #: steps less.
 _GROWTH, _TREES_GROWTH, _STEPS_AFTER, _LATER = 1 / 6, 1 / 10, 2, 1.02
-#: Numbers of equal shares into which the chunks are divided; each share follows one plan.
-_SHARES = (3, 4, 6, 8, 12, 16, 24, 48, 96, 192, 384)
+#: `_SEARCH_SHARE`: max share of the time for plans and their best shares; the rest is for equal shares.
+#: `_HUBS_SHARE`: max share of that time for hubs in more and more steps; the rest is for trees and shares.
+_SEARCH_SHARE, _HUBS_SHARE = 0.7, 0.4
+#: Numbers of equal shares into which the chunks are divided; each share follows one plan. Up to `_FEW_SHARES`
+#: are tried even if time is up.
+_SHARES, _FEW_SHARES = (3, 4, 6, 8, 12, 16, 24, 48, 96, 192, 384), 24
 #: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
 #: for each doubling of the number of transfers.
 _PAYS = 0.998
@@ -137,10 +141,11 @@ def soonest_mix(
     if any(each.kind != "line" and each.size > 2 for each in dims):
         return None
     best: HubMix | None = None
-    for mixed in _mixes_of(problem.topology, dims, sum(problem.chunk_bytes)).soonest(until):
+    search_until = until.sooner(_SEARCH_SHARE * until.left_s)
+    for mixed in _mixes_of(problem.topology, dims, sum(problem.chunk_bytes)).soonest(search_until):
         if best is not None and best.finish_us < _PAYS * mixed.finish_us:
             break
-        mix = _rounded(problem, dims, mixed, most_transfers)
+        mix = _rounded(problem, dims, mixed, until, most_transfers)
         if mix is not None and (best is None or _PAYS * mix.finish_us <= best.finish_us):
             best = mix
     return best
@@ -170,7 +175,7 @@ class _Mixes:
 
         - `until`: Deadline after which the best mixes so far are returned.
         """
-        self._add_hubs(until)
+        self._add_hubs(until.sooner(_HUBS_SHARE * until.left_s))
         self._add_trees(until)
         found, best_us = list[_Mixed](), math.inf
         for plans, trees in ((self._trees, self.trees), (self._hubs, None)):
@@ -255,10 +260,12 @@ class _Mixes:
         return math.inf if found is None else found.finish_us
 
 
-def _rounded(problem: Problem, dims: Dimensions, mixed: _Mixed, most_transfers: float) -> HubMix | None:
+def _rounded(
+    problem: Problem, dims: Dimensions, mixed: _Mixed, until: Deadline, most_transfers: float
+) -> HubMix | None:
     """Mix in equal shares; None if it has too many chunks.
 
-    - `most_transfers`: As for `soonest_mix`.
+    - `until`, `most_transfers`: As for `soonest_mix`.
     """
     plans, weights = mixed.plans, mixed.shares
     best, least_transfers = None, 0
@@ -266,6 +273,8 @@ def _rounded(problem: Problem, dims: Dimensions, mixed: _Mixed, most_transfers: 
     us = _us_of_classes(problem.topology, dims, num_bytes)
     num_copies: dict[int, int] = {}
     for shares in _SHARES:
+        if shares > _FEW_SHARES and until.has_passed:
+            break
         counts, finish_us = _divided(plans.loads, weights, us, shares)
         numbers = []
         for j in np.flatnonzero(counts).tolist():

@@ -56,7 +56,7 @@ class BudgetParameters(_Group):
     least_bound_s: float = 0.1  # min seconds for the bound, even with less time left
     last_bound_s: float = 0.6  # min seconds until a bound that begins near the deadline is stopped
     least_every_s: float = 0.5  # min seconds of work on the bound over all chunkings
-    most_every_s: float = 1.0  # max seconds of work on the bound over all chunkings
+    most_every_s: float = 2.0  # max seconds of work on the bound over all chunkings
     last_every_s: float = 3600.0  # max seconds in which it is computed again at the end of a search
     improve_share: float = 0.5  # share reserved for ruin and recreate if the search uses a sketch
 

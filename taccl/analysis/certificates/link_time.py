@@ -142,6 +142,7 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
             whole = Fraction(round(horizon * _TICK), _TICK)
             found = loads.priced(whole, steps, knots, limit_s=demand.deadline.left_s) if steps else None
             if found is None:
+                demand.deadline.check()
                 break
             times = tuple(TimePrices(*each) for each in found.times)
             places = tuple(PlacePrices(*each) for each in found.places)
@@ -158,6 +159,7 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
                 break
             if abs(excess) < 3 * _MARGIN:
                 break
+    demand.deadline.check()  # so that a program cut off by time is solved again if there is more
 
 
 def _grid(loads: LinkLoads, horizon: float, most: tuple[int, int]) -> tuple[int, int]:

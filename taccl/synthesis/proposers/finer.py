@@ -74,7 +74,7 @@ _MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 2.0, 0.4, 4e-6, 0
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
 #: `_HUBS_SHARE`: max share of the time left for the search of its plans, before one is chosen and built.
 #: `_BUILD_SHARE`: share of the other time for building; it is less than 1, as linear programs end late.
-_HUBS_S_PER_TRANSFER, _HUBS_SHARE, _BUILD_SHARE = 1.5e-5, 0.4, 0.5
+_HUBS_S_PER_TRANSFER, _HUBS_SHARE, _BUILD_SHARE = 1.5e-5, 0.6, 0.5
 
 #: Max transfers of a baseline that is tried in finer chunks. Recursive doubling of 64 chunks
 #: among 64 ranks has this many, in 6 steps.
@@ -280,6 +280,9 @@ def offer_hubs(search: Search) -> Search | None:
             until=until.sooner(_HUBS_SHARE * until.left_s),
             most_transfers=_BUILD_SHARE * rest_s / (busy_factor() * _HUBS_S_PER_TRANSFER),
         )
+    if plan is None and until.has_passed:
+        search.record("baselines", "taccl", "skipped", since, message="hubs: no plan in time")
+        return None
     until = search.deadline.sooner(for_baselines_s(search.deadline, share))
     if plan is None or plan.estimated_us(problem) >= search.earliest_us:
         return None

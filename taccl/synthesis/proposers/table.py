@@ -292,11 +292,13 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(OwnProposer("trees", _along_trees, may_fill), _may_grow_trees, no_time, improves=True),
 )
+#: The bound over all chunkings, in the time left after the search.
+LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
 #: Proposers that use the time left after the search.
 LAST: tuple[Turn, ...] = (
     Turn(OwnProposer("other baselines", _last_baselines), _competes_before, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
-    Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True),
+    LAST_BOUND,
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from itertools import product
+from itertools import groupby, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -60,6 +60,19 @@ class _Hops(NamedTuple):
     here: Ints
     there: Ints
     sources: Ints
+
+
+class _Row(NamedTuple):
+    """Condition for a send that limits the prices of a linear program.
+
+    - `begin`, `end`: Start and end of the send, relative to the horizon.
+    - `used`: True for each hop of links of this kind whose data use the send.
+    """
+
+    kind: int
+    begin: float
+    end: float
+    used: Flags
 
 
 class Priced(NamedTuple):
@@ -125,6 +138,8 @@ class LinkLoads:
         needed = max(2 * (self.num_ranks - 1) / sum(self.links), 0 if all(self.rings) else 1 / len(dims))
         #: Estimate of the bound in ticks; the search starts there.
         self.guess = self.diameter * alpha + busy * needed
+        #: Rows that limit the prices of the latest program; the next one begins with them.
+        self.limiting: list[_Row] = []
 
     def _place(self, digits: _Place) -> _Place:
         """Distances from rank 0 along each dimension, sorted if all dimensions are alike.
@@ -191,6 +206,10 @@ class _Program:
         )
         upper = np.append(np.zeros(len(inner)), np.full(2, _MOST_PRICE * steps))
         self.program = GrowingProgram(cost, entries, (upper, [float(steps * sum(loads.links))]))
+        #: Number of rows that are not for sends.
+        self.num_others = total + 1
+        #: (kind, sends, hops used) of the other rows, in order.
+        self.added: list[tuple[int, Ints, Flags]] = []
 
     def _at(self, start: int | Ints, step: Ints) -> tuple[Ints, Floats]:
         """(columns, weights) of the value at a step, (2, num_steps) each, interpolated between knots.
@@ -225,9 +244,31 @@ class _Program:
         first = (num_kinds + self.source) * size
         some = (columns < first) | (columns >= first + size)  # prices at the source are 0
         self.program.add_rows((rows[some], columns[some], values[some]), np.zeros(len(send)))
+        self.added.append((kind, send, used))
+
+    def _limiting(self, duals: Floats) -> list[_Row]:
+        """Rows for sends that have a dual price, of all those added so far."""
+        found, begins, ends = [], self.begin / self.steps, self.end / self.steps
+        first = self.num_others
+        for kind, send, used in self.added:
+            binds = np.flatnonzero(np.abs(duals[first : first + len(send)]) > _LEAST)
+            found += [_Row(kind, begins[send[k]], ends[send[k]], used[:, k]) for k in binds.tolist()]
+            first += len(send)
+        return found
 
     def _add_first(self) -> None:
-        """Add rows of sends of some lengths, used by all data that they lead away from its source."""
+        """Add rows that limited the last program, and rows of sends of some lengths.
+
+        Such sends are used by all data that they lead away from its source.
+        """
+        table = np.full((self.steps + 1, self.steps + 1), -1)
+        table[self.begin, self.end] = np.arange(len(self.begin))
+        for kind, rows in groupby(self.loads.limiting, key=lambda row: row.kind):
+            known = [*rows]
+            ends = np.array([(row.begin, row.end) for row in known]).T * self.steps
+            send = table[tuple(ends.round().astype(np.int64))]
+            used = np.array([row.used for row in known]).T
+            self._add(kind, send[send >= 0], used[:, send >= 0])
         apart, least = self.loads.distance, self.least
         latency = self.least + 0.5
         lengths = {least + 1, *(math.ceil(each * latency) for each in _FIRST)}
@@ -295,9 +336,11 @@ class _Program:
             solution = self.program.solved(max(0.0, until - time.monotonic()))
             if solution is None:
                 break
+            limiting = self._limiting(solution.duals)
             worst = self._violation(solution.values, add=True)
             if -solution.objective / worst > best_load:
                 best, best_load = (solution.values, worst), -solution.objective / worst
+            self.loads.limiting = limiting
             if worst < 1 + _ENOUGH:
                 break
         return None if best is None else self._rounded(*best)
