@@ -116,6 +116,9 @@ class _Parser(argparse.ArgumentParser):
         name, known = word.partition("=")[0], self._option_string_actions
         if name not in known:
             near = did_you_mean(name, known)
+            for action in self._get_positional_actions():
+                if action.dest == name[2:]:
+                    near = f"; give its value alone: {self.prog} {action.metavar or action.dest}"
             if self._subparsers is not None and not near:
                 near = " before the verb; put a verb's options after it"
             self.error(f"there is no option {name}{near}")

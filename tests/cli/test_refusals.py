@@ -41,6 +41,7 @@ REFUSED = {
         ("baseline ring:4 ring --collective allgather", "NAME: found 'ring:4'; the baseline comes first: taccl baseline ring ring:4"),
         ("show a b", "found 'b' after all arguments; leave it out (see taccl show --help)"),
         ("show ring:4 --node 2", "there is no option --node; did you mean '--nodes'?"),
+        ("suggest --topology dgx2", "there is no option --topology; give its value alone: taccl suggest TOPOLOGY"),
         ("bound --colective=allgather", "there is no option --colective; did you mean '--collective'?"),
     ],
     "the problem": [
