@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taccl.baselines.multiplying_plans import Digit
     from taccl.baselines.multiplying_times import StepTimes
 
-#: Max number of nodes for which batches are searched, as each number of nodes in a batch is estimated anew.
+#: Max number of nodes for which batches are searched; the time of the search grows with it.
 _MOST_NODES = 16
 #: `_STARTS`: number of plans from which local search starts, the best by estimate.
 #: `_PATIENCE`: number of successive moves without gain after which a search ends.

@@ -144,7 +144,7 @@ def backends() -> Backends:
     """All backends: this package's own, and every known solver."""
     version = _version("taccl")
     own = [
-        SolverInfo("auto", True, version, "a portfolio of greedy, highs and cpsat", None, None),
+        SolverInfo("auto", True, version, "a portfolio of greedy, cpsat and local search", None, None),
         SolverInfo("greedy", True, version, "baselines and list schedulers, no solver", None, None),
         SolverInfo(
             "dimension-balanced", True, version, "per-dimension phases with balanced loads", None, None

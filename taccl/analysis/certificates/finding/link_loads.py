@@ -281,7 +281,7 @@ class _Program:
             self._add(kind, send, used)
 
     def _values(self, found: Floats) -> tuple[Floats, Floats]:
-        """(prices of link time up to each step, prices of places at each step) of a solution.
+        """Prices of a solution at each step: (total price of link time so far, price of data at each place).
 
         A place that data cannot reach by some step is as dear as the farthest one at the end, and one from
         which the farthest one cannot be reached any more is free.
