@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from taccl.measure.library_costs import PairRates
 from taccl.measure.predict import costs_of
 from taccl.topology.networks import NETWORKS
 from taccl.topology.profiles import PROFILES
@@ -57,7 +58,7 @@ def costs_without(topology: str, log: str, network: str | None = None) -> Costs:
     if kind == "host":
         return replace(costs, serial_launch_us=LAUNCH_EACH_US)
     if kind == "pairs":
-        return replace(costs, pair_share=1.0, all_pairs_share=1.0, pair_channel_gb_per_s=0.0)
+        return replace(costs, pair_rates=PairRates(1.0, 1.0, 0.0))
     other = costs_of(_OTHER[topology])
     share = other.node_gb_per_s / _promised(_OTHER[topology])
     return replace(

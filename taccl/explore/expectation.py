@@ -17,7 +17,7 @@ from taccl.baselines.nccl import nccl_candidate, nccl_choices, scheduled
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
-from taccl.measure.machine import import_network, machine_of, network_by_version, replaces
+from taccl.measure.machine import import_network, machine_of, replaces
 from taccl.measure.predict import costs_of, ranks_per_node
 from taccl.measure.series import Series
 from taccl.problem.making import make_problem
@@ -365,7 +365,7 @@ def _costs_on(topology: Topology, named_network: str, version: Sequence[int]) ->
     costs, kept = costs_of(topology.machine), topology.cache.get("kept_ranks", ())
     if replaces(named_network, costs.network.name):
         costs = replace(costs, network=NETWORKS[named_network])
-    costs = replace(costs, network=NETWORKS[network_by_version(costs.network.name, version)])
+    costs = costs.under(version)
     per_node = ranks_per_node(topology.machine)
     # As nodes are alike, the first one with kept ranks stands for all.
     return costs.on_ranks([rank % per_node for rank in kept if rank // per_node == kept[0] // per_node])

@@ -34,7 +34,6 @@ from taccl.measure.machine import (
     local_ranks,
     mismatches,
     modelled,
-    network_by_version,
     placed,
     with_switches,
     wrong_ranks,
@@ -43,7 +42,6 @@ from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import POINT_TO_POINT, Log, Series, joined
-from taccl.topology.networks import NETWORKS
 from taccl.topology.topology import Topology
 
 #: Max median relative error of a fit that describes the machine.
@@ -405,10 +403,9 @@ def _estimated(
 
 
 def _costs(machine: str, logs: Sequence[Log]) -> Costs:
-    """Costs of a machine by name, on the class of networks of the version of RCCL that the logs state."""
-    costs = costs_of(machine)
+    """Costs of a machine by name, under the version of the library that the logs state."""
     version = next((log.debug.version for log in logs if log.debug.version), ())
-    return replace(costs, network=NETWORKS[network_by_version(costs.network.name, version)])
+    return costs_of(machine).under(version)
 
 
 def _senders(series: Series) -> int:

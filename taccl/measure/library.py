@@ -16,7 +16,7 @@ import numpy as np
 from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.in_switch import switch_collectives
 from taccl.measure.library_costs import Candidate, Costs
-from taccl.measure.pair_channels import filling_us, pair_channels
+from taccl.measure.pair_channels import filling_us, network_channels, pair_channels
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.tuning import (
     CHANNEL_BYTES,
@@ -24,7 +24,9 @@ from taccl.topology.tuning import (
     LL_HOP_US,
     LL_NETWORK_GB_PER_S,
     NET_POST_US,
+    PAIR_CHANNEL_NETWORK_GB_PER_S,
     PAIR_LL_BYTES,
+    PAIR_SIZES,
     PAT_BASE_US,
     PAT_HOPS,
     PAT_RANK_US,
@@ -52,6 +54,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.measure.library_costs import Floats
+
+
+#: Index of protocol simple in `PROTOCOLS`.
+_SIMPLE = 2
 
 
 def candidates(
@@ -105,6 +111,11 @@ class Run:
     def network(self) -> float:
         """Rate in GB/s that large messages reach over all NICs of a node, one way."""
         return self.wires * self.costs.network.efficiency * self.costs.network_rate
+
+    @property
+    def nic(self) -> float:
+        """Rate in GB/s that large messages reach over a NIC, one way."""
+        return self.network / ceil(self.per_node / self.costs.ranks_per_nic)
 
     @property
     def node(self) -> float:
@@ -337,37 +348,57 @@ class Run:
         self, message: Floats, peers: int, node: float
     ) -> tuple[Floats | float, Floats | float]:
         """(GB/s of a rank to `peers` in its node, us until receivers can copy the first chunks)."""
-        costs = self.costs
+        costs, sizes = self.costs, PAIR_SIZES["node"]
         if not costs.nvswitch or costs.fitted is not None or self.num_nodes > 1:
             return node, 0.0
         num, speed = 2 * self.num_channels, self.channels[1] / 2  # NCCL doubles the channels it found
-        each = pair_channels(num, costs.num_links, self.num_ranks, message)
-        speed = max(speed * node / self.node, costs.pair_channel_gb_per_s)
+        each = pair_channels(num, 2 * costs.num_links, self.num_ranks, message, sizes)
+        speed = max(speed * node / self.node, costs.pair_rates.channel_gb_per_s)
         rate = np.minimum(node, each * peers * speed)
-        return rate, filling_us(message, each, rate / peers)
+        return rate, filling_us(message, each, rate / peers, sizes)
+
+    def _network_pipeline(self, message: Floats) -> tuple[Floats | float, Floats | float]:
+        """(GB/s of a message to a rank on another node, us until its first chunks have arrived)."""
+        costs, sizes = self.costs, PAIR_SIZES["network"]
+        if costs.fitted is not None:
+            return self.nic, 0.0
+        num, nics = 2 * self.num_channels, costs.nics_per_rank
+        most = network_channels(num, nics, costs.nic_gb_per_s, self.num_ranks, costs.version)
+        each = pair_channels(num, most, self.num_ranks, message, sizes)
+        rate = np.minimum(self.nic, each * PAIR_CHANNEL_NETWORK_GB_PER_S * costs.network_rate)
+        return rate, filling_us(message, each, rate, sizes)
+
+    def _message(self) -> tuple[Floats, Floats | float, float]:
+        """(us over the wire at the full rate, us to fill the pipeline, us between nodes) of a message.
+
+        Each rank sends to the next rank, and the slowest message leaves its node.
+        """
+        if self.num_nodes == 1:
+            rate, fill_us = self._pair_pipeline(self.size, 1, self.node * self.costs.pair_rates.one)
+            return self.size / 1000 / rate, fill_us, 0.0
+        rate, fill_us = self._network_pipeline(self.size)
+        return self.size / 1000 / rate, fill_us, self.network_us(_SIMPLE, "ring", model=False)
+
+    def _exchange(self) -> tuple[Floats, Floats | float, float]:
+        """The same times for messages between all pairs; hosts post those to other nodes in turn."""
+        costs, n, g = self.costs, self.num_ranks, self.per_node
+        rate, fill_us = self._pair_pipeline(self.size / n, g - 1, self.node * costs.pair_rates.all)
+        outside, peers = self.nic / min(g, costs.ranks_per_nic), n - g
+        wire_us = self.size / 1000 / n * np.maximum((g - 1) / rate, peers / outside)
+        post_us = PROTOCOLS[0].ring_network_us + NET_POST_US["Intel"] + costs.network.hop_us / max(peers, 1)
+        return wire_us, fill_us, peers * post_us * costs.network_latency
 
     def _pairs(self) -> Iterator[Candidate]:
-        """Yield times of pairwise messages; each peer on another node adds a hop, as hosts post in turn."""
-        costs, n, m, g = self.costs, self.num_ranks, self.num_nodes, self.per_node
-        is_pair = self.collective == POINT_TO_POINT
-        inside, outside = (float(m == 1), float(m > 1)) if is_pair else ((g - 1) / n, (n - g) / n)
-        peers = outside if is_pair else float(n - g)
-        node = self.node * (costs.pair_share if is_pair else costs.all_pairs_share)
-        network = self.network / ceil(g / costs.ranks_per_nic)
-        shared = 1 if is_pair else min(g, costs.ranks_per_nic)
-        kb = self.size / 1000
-        message = self.size / (1 if is_pair else n)
-        rate, fill_us = self._pair_pipeline(message, 1 if is_pair else g - 1, node)
-        for p in (0, 2):
+        """Yield times of messages between pairs of ranks."""
+        costs, is_message = self.costs, self.collective == POINT_TO_POINT
+        wire_us, fill_us, network_us = self._message() if is_message else self._exchange()
+        # NCCL has no buffers of LL for messages to other nodes (``src/transport/net.cc``).
+        most = PAIR_LL_BYTES if self.num_nodes == 1 or costs.fitted else 0
+        is_ll = self.size / (1 if is_message else self.num_ranks) <= most
+        for p in (0, _SIMPLE):
             base, hop = self._node_us(p, "ring")
             share = costs.fitted["ll"][2] if costs.fitted and p == 0 else PROTOCOLS[p].bandwidth_share
-            post_us = (
-                PROTOCOLS[0].ring_network_us + NET_POST_US["Intel"] + costs.network.hop_us / max(peers, 1)
-            )
-            latency_us = (base + self._real_hop_us(p, hop)) * costs.node_latency
-            latency_us += peers * post_us * costs.network_latency
-            time_us = latency_us + kb / share * np.maximum(inside / rate, outside * shared / network)
-            if PROTOCOLS[p].name == "simple":
-                time_us = time_us + fill_us
-            is_wrong = (message > PAIR_LL_BYTES) == (p == 0)
+            time_us = (base + self._real_hop_us(p, hop)) * costs.node_latency + network_us + wire_us / share
+            time_us = time_us + fill_us * (p == _SIMPLE)
+            is_wrong = is_ll == (p == _SIMPLE)
             yield Candidate("pairwise", PROTOCOLS[p].name, np.where(is_wrong, np.inf, time_us), time_us)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from taccl.topology.networks import NETWORKS
 from taccl.topology.tuning import LAUNCH_EACH_US, LAUNCH_US
 
 if TYPE_CHECKING:
@@ -18,15 +19,30 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-#: `PAIR_SHARE`: part of a node's rate that a single pair reaches (our choice; 0.81 on 8 A100, 0.93 on H100).
-#: `ALL_PAIRS_SHARE`: part of it that all pairs of an alltoall reach since Hopper (our choice; 0.85 to 0.93).
-#: `AMPERE_ALL_PAIRS_SHARE`: part of it that all pairs reach on Ampere. It exceeds 1, as NCCL's tables state
-#: 240 GB/s for a rank whose NVLinks have 300.
-#: On 8 A100, copies reach 255 GB/s (alltoall and allgather of microsoft/superbenchmark, tests/data).
-PAIR_SHARE, ALL_PAIRS_SHARE, AMPERE_ALL_PAIRS_SHARE = 0.87, 0.93, 1.06
-#: Least rate in GB/s of a channel between two ranks over NVLink, from a published log of 8 A100.
-#: In that log, eight channels carry a message of 128 MB.
-PAIR_CHANNEL_GB_PER_S = 13.9
+#: Last version of RCCL that is known to start late between nodes. No log shows 2.23 to 2.26; 2.27 does not.
+_LATE_RCCL = (2, 22)
+
+
+class PairRates(NamedTuple):
+    """Rates of messages between ranks of a node.
+
+    - `one`, `all`: Parts of the rate in NCCL's table that one pair reaches, and all pairs of an alltoall.
+    - `channel_gb_per_s`: Least rate in GB/s of a channel over NVLink; NCCL's search may find faster ones.
+    """
+
+    one: float
+    all: float
+    channel_gb_per_s: float
+
+
+#: {GPU generation: rates of pairs}; the empty name stands for all others (our choice).
+#: On 8 A100, one pair reaches 195 GB/s, with 13.9 over each of 8 channels, and all pairs reach 255 (alltoall
+#: of microsoft/superbenchmark, tests/data): more than the 240 of NCCL's table, as their NVLinks have 300.
+#: On 8 H100, 4 and 8 channels have 20 GB/s each (sendrecv on ten nodes of xxrjun/nccl-tests-cluster).
+PAIR_RATES = {
+    "": PairRates(0.87, 0.93, 13.9), "Ampere": PairRates(0.81, 1.06, 13.9),
+    "Hopper": PairRates(0.93, 0.93, 20.0), "Blackwell": PairRates(0.93, 0.93, 20.0),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +63,10 @@ class Costs:
     - `launch_us`, `launch_source`: Time before the first step, and its origin; empty for the library's usual.
     - `ranks_per_process`: Number of GPUs on which one process enqueues kernels one after another, in
       `serial_launch_us` each. 0 means all GPUs of a node on Volta, and one on other GPUs.
-    - `pair_share`, `all_pairs_share`: Parts of a node's rate for one pair, and for all pairs of an alltoall.
-    - `pair_channel_gb_per_s`: Least rate of a channel between two ranks; NCCL's search may find faster ones.
+    - `pair_rates`: Rates of messages between ranks of a node.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
     - `node_rate`, `network_rate`: Factors of rates.
+    - `version`: Version of the library; empty for the newest.
     """
 
     generation: str
@@ -70,15 +86,14 @@ class Costs:
     fitted: Mapping[str, tuple[float, float, float]] | None = None
     host: str = "Intel"
     nics_per_rank: int = 1
-    pair_share: float = PAIR_SHARE
-    all_pairs_share: float = ALL_PAIRS_SHARE
-    pair_channel_gb_per_s: float = PAIR_CHANNEL_GB_PER_S
+    pair_rates: PairRates = PAIR_RATES[""]
     launch_scale: float = 1.0
     node_latency: float = 1.0
     network_latency: float = 1.0
     node_rate: float = 1.0
     network_rate: float = 1.0
     launch_source: str = ""
+    version: Sequence[int] = ()
 
     def links_share(self, num_ranks: int) -> float:
         """Share of a rank's links that lead to the first `num_ranks` ranks of its node; the least over these.
@@ -93,6 +108,12 @@ class Costs:
             for some in (kept, self.pairs)
         )
         return least / whole if least else 1.0
+
+    def under(self, version: Sequence[int]) -> Costs:
+        """Copy of the costs under a version of the library; empty for the newest."""
+        is_late = self.network.name == "rccl" and version and tuple(version[:2]) <= _LATE_RCCL
+        network = NETWORKS["rccl-2.22"] if is_late else self.network
+        return replace(self, network=network, version=tuple(version))
 
     def on_ranks(self, local_ranks: Sequence[int]) -> Costs:
         """Copy of the costs with the local ranks of a node renumbered, so that `local_ranks` come first."""

@@ -29,8 +29,6 @@ _NO_RATES, _ASSUMED_NVLINK_GB_PER_S, _UNKNOWN_NVLINK_GB_PER_S = "nvidia-smi", 25
 #: ((words in names of links and switches, class of network assumed for several nodes), ...); the first match
 #: counts. InfiniBand stands for RoCE as well, which reaches as large a part of its line rate.
 _USUAL_NETWORKS = ((("xGMI",), "rccl"), (("NVSwitch", "NVLink"), "infiniband"), (("",), "roce-pcie"))
-#: Last version of RCCL that is known to start late between nodes. No log shows 2.23 to 2.26; 2.27 does not.
-_LATE_RCCL = (2, 22)
 #: Networks, by their names in lines of logs, that only instance types of clouds have.
 _OF_CLOUDS = ("efa", "tcpx", "tcpxo")
 #: Min credible time in us of a collective on GPUs; less than the launch of a kernel takes.
@@ -168,14 +166,6 @@ def replaces(named: str, assumed: str) -> bool:
     NICs of these two networks have the same rates; NICs of other networks have different rates.
     """
     return (named, assumed) == ("roce", "infiniband")
-
-
-def network_by_version(network: str, version: Sequence[int]) -> str:
-    """Class of networks of a library of this version, where that differs from class `network`.
-
-    - `version`: Version of RCCL that a log states; empty if it states none.
-    """
-    return "rccl-2.22" if network == "rccl" and version and tuple(version[:2]) <= _LATE_RCCL else network
 
 
 def instance_of(machine: str, network: str) -> str:

@@ -12,7 +12,7 @@ from taccl._internal.arguments import Bytes, Count, Number, checked, known_name
 from taccl._internal.units import exact
 from taccl.errors import InputError
 from taccl.measure.library import candidates, chosen
-from taccl.measure.library_costs import ALL_PAIRS_SHARE, AMPERE_ALL_PAIRS_SHARE, Costs
+from taccl.measure.library_costs import PAIR_RATES, Costs
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT
 from taccl.runtimes.registry import runtime_named
@@ -202,7 +202,7 @@ def _of_model(name: str) -> Costs:
             launch_us=VOLTA_LAUNCH_US if is_old else LAUNCH_US,
             host=model.host, nics_per_rank=model.nics_per_rank,
             serial_launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_EACH_US,
-            all_pairs_share=AMPERE_ALL_PAIRS_SHARE if generation == "Ampere" else ALL_PAIRS_SHARE,
+            pair_rates=PAIR_RATES.get(generation, PAIR_RATES[""]),
             launch_source=VOLTA_LAUNCH_SOURCE if is_old else "",
         )  # fmt: skip
     rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])

@@ -7,6 +7,7 @@ or says "our choice".
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SOURCE = "NCCL 2.30, tuning tables"
 #: Launch time in us; with LL's base and hops it gives 17 us for a small allreduce on 8 H100 (published log).
@@ -149,11 +150,27 @@ CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 *
 #: Bytes of a pack of NCCL's copies (``reduceCopy`` in ``src/device/common_kernel.h``).
 #: Buffers whose length is not a multiple of a pack are copied element by element.
 PACK_BYTES = 16
-#: Bytes of a chunk of a message between two ranks over NVLink (``src/init.cc``).
-PAIR_CHUNK_BYTES = 512 << 10
-#: `PAIR_LEAST_PART`: min bytes of a message between two ranks that one channel carries (``addP2pToPlan``).
-#: `PAIR_MOST_PART`: max bytes of a message between two ranks that one channel carries (``src/enqueue.cc``).
-PAIR_LEAST_PART, PAIR_MOST_PART = PAIR_CHUNK_BYTES // 8, PAIR_CHUNK_BYTES * 32
+
+
+class PairSizes(NamedTuple):
+    """Sizes in bytes of a message between two ranks: of its chunks, and least and most for a channel."""
+
+    chunk: int
+    least_part: int
+    most_part: int
+
+
+#: Sizes of messages over NVLink, and of ranks on several nodes (``src/init.cc``, ``addP2pToPlan``).
+PAIR_SIZES = {
+    "node": PairSizes(512 << 10, 64 << 10, 16 << 20),
+    "network": PairSizes(128 << 10, 64 << 10, 128 << 10),
+}
+#: `PAIR_CHANNEL_NETWORK_GB_PER_S`: GB/s of a channel of a message between nodes, by which NCCL chooses their
+#: number (``src/graph/paths.cc``, since 2.29). Published: 14.5 to 15.2 with one channel on 16 to 64 nodes of
+#: B200 and 10 of H100, 26 with two.
+#: `PAIR_PEERS`: peers of a rank to which a channel sends concurrently (``src/include/device.h``).
+#: `NETWORK_PAIR_VERSION`: first version of NCCL that does so. Older ones have two channels, or a NIC each.
+PAIR_CHANNEL_NETWORK_GB_PER_S, PAIR_PEERS, NETWORK_PAIR_VERSION = 14.0, 8, (2, 29)
 #: Part of the bandwidth that NVLS reaches, by GPU generation.
 NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
 #: (channels of NVLS, GB/s of each), by GPU generation, as NCCL's search finds them (``src/graph/search.cc``).

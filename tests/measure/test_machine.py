@@ -10,7 +10,6 @@ from taccl.measure.machine import (
     find_machine,
     instance_of,
     machine_of,
-    network_by_version,
     nodes_of,
     rack_mismatch,
 )
@@ -121,7 +120,7 @@ def test_estimated_ranks_are_rounded_to_full_nodes():
 def test_old_versions_of_rccl_start_later_between_nodes():
     """RCCL 2.22 starts 180 us later between nodes than 2.27; NCCL of that version does not."""
     versions = {(2, 20): "rccl-2.22", (2, 22): "rccl-2.22", (2, 27): "rccl", (): "rccl"}
-    assert {each: network_by_version("rccl", each) for each in versions} == versions
-    assert network_by_version("infiniband", (2, 22)) == "infiniband"
+    assert {each: costs_of("mi300x").under(each).network.name for each in versions} == versions
+    assert costs_of("dgx-h100").under((2, 22)).network.name == "infiniband"
     old, new = (predict("mi300x", "allreduce", 8, nodes=2, network=name) for name in ("rccl-2.22", "rccl"))
     assert old.time_us - new.time_us == pytest.approx(180)

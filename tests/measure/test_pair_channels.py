@@ -5,6 +5,7 @@ import pytest
 
 from taccl.measure.pair_channels import filling_us, pair_channels
 from taccl.measure.predict import costs_of, predicted_us
+from taccl.topology.tuning import PAIR_SIZES
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -16,17 +17,17 @@ KB, MB = 1 << 10, 1 << 20
 def test_channels_of_a_message_grow_with_its_size(message, num):
     """Among 8 ranks, a message uses one of 32 channels per 64 KB, up to four, and more above 16 MB per
     channel."""
-    assert pair_channels(32, 18, 8, np.array([float(message)]))[0] == num
+    assert pair_channels(32, 36, 8, np.array([float(message)]), PAIR_SIZES["node"])[0] == num
 
 
 def test_many_ranks_start_with_one_channel():
     """Among 64 ranks with 32 channels, a message of up to 16 MB uses one channel."""
-    assert pair_channels(32, 18, 64, np.array([16.0 * MB]))[0] == 1
+    assert pair_channels(32, 36, 64, np.array([16.0 * MB]), PAIR_SIZES["node"])[0] == 1
 
 
 def test_a_pipeline_fills_with_a_chunk_per_channel():
     """To fill the pipelines of four channels takes 512 KB on each, that is 2 MB at 20 GB/s."""
-    filled = filling_us(np.array([64.0 * MB]), np.array([4.0]), np.array([20.0]))
+    filled = filling_us(np.array([64.0 * MB]), np.array([4.0]), np.array([20.0]), PAIR_SIZES["node"])
     assert filled[0] == pytest.approx(2 * MB / 20_000)
 
 

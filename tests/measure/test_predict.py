@@ -10,6 +10,7 @@ import taccl
 from taccl.errors import InputError
 from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.library import candidates, chosen
+from taccl.measure.pair_channels import network_channels
 from taccl.measure.predict import costs_of, known_machines, predicted_us, ranks_per_node, series_us
 from taccl.measure.series import Series
 
@@ -333,9 +334,44 @@ def test_one_kernel_has_no_base():
 
 
 def test_each_remote_peer_of_an_alltoall_costs_a_hop():
-    """A second node adds 9 us of start and, for each of its 8 ranks, 3.7 us to an alltoall."""
+    """A second node adds 9 us of start and, for each of its 8 ranks, 3.7 us to an alltoall.
+
+    It also ends the use of LL, whose base and hop take 4.6 us less than those of simple.
+    """
     one, two = (us("dgx-a100", "alltoall", 64, nodes=nodes) for nodes in (1, 2))
-    assert two - one == pytest.approx(9 + 8 * 3.7, rel=0.01)
+    assert two - one == pytest.approx(9 + 8 * 3.7 + 4.6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("machine", "nodes", "gb_per_s"),
+    [("b200", 2, 43.1), ("b200", 8, 26.0), ("b200", 32, 14.6), ("dgx-h100", 10, 15.2)],
+)
+def test_messages_between_many_nodes_have_few_channels(machine, nodes, gb_per_s):
+    """Each rank sends to the next: 64 ranks leave two of 16 channels to a message, 80 and more leave one.
+
+    The rates are of togethercomputer/together-nccl-tests and of xxrjun/nccl-tests-cluster (NCCL 2.29).
+    """
+    found = us(machine, "point-to-point", 64 << 20, nodes=nodes)
+    assert (64 << 20) / found / 1000 == pytest.approx(gb_per_s, rel=0.1)
+
+
+def test_messages_under_old_versions_have_two_channels():
+    """NCCL 2.28 has two channels for a message between nodes, of which many ranks leave one."""
+    found = [network_channels(16, 1, 50, num, (2, 28)) for num in (16, 32, 40)]
+    assert found == [2, 2, 1]
+
+
+def test_messages_between_nodes_never_use_ll():
+    """A message of 8 bytes between nodes passes a hop under simple; in a node it uses LL."""
+    protocols = [taccl.predict("b200", "point-to-point", 8, nodes=nodes).protocol for nodes in (1, 2)]
+    assert protocols == ["ll", "simple"]
+
+
+@pytest.mark.parametrize(("size_mb", "gb_per_s"), [(32, 80), (128, 163), (512, 356)])
+def test_messages_on_h100_have_20_gb_per_s_per_channel(size_mb, gb_per_s):
+    """On 8 H100, a message of 32 MB has 4 channels, and one of 128 MB has 8 (xxrjun/nccl-tests-cluster)."""
+    found = us("dgx-h100", "point-to-point", size_mb << 20)
+    assert (size_mb << 20) / found / 1000 == pytest.approx(gb_per_s, rel=0.1)
 
 
 @pytest.mark.parametrize("machine", known_machines())
