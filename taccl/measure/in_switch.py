@@ -29,6 +29,7 @@ from taccl.topology.tuning import (
     NVLS_SHARP_US,
     NVLS_US,
     PROTOCOLS,
+    SHARP_SHARE,
 )
 
 if TYPE_CHECKING:
@@ -125,12 +126,18 @@ def _nvls_copies(run: Run) -> Candidate:
 
 
 def _nvls_sharp(run: Run) -> Candidate:
-    """Allreduce with NVLS in nodes and SHARP between them, at the rates of NCCL's model."""
-    costs, n = run.costs, run.num_ranks
+    """Allreduce with NVLS in nodes and SHARP between them, where a NIC sends its part of the data once.
+
+    NCCL's model has the traffic of a ring instead.
+    """
+    costs, n, kb = run.costs, run.num_ranks, run.size / 1000
     model_us = NVLS_US + NVLS_SHARP_US + 2 * costs.network.stated_us
-    network_us = (NVLS_SHARP_US + 2 * costs.network.hop_us) * costs.network_latency
-    return _rated(run, "nvls-sharp", (model_us, NVLS_US * costs.node_latency + network_us),
-                  (2 * _nvls_rate(run), 1.0), n / (2 * (n - 1)))  # fmt: skip
+    time_us = NVLS_US * costs.node_latency
+    time_us += (NVLS_SHARP_US + 2 * costs.network.hop_us) * costs.network_latency
+    inside = _nvls_rate(run) * n / (n - 1)
+    model = min(inside, run.wires * n / (2 * (n - 1)))
+    real = min(inside * costs.node_rate, run.wires * SHARP_SHARE * costs.network_rate)
+    return Candidate("nvls-sharp", "simple", model_us + kb / model, time_us + kb / real)
 
 
 def _collnet(run: Run) -> Candidate:
@@ -146,21 +153,7 @@ def _collnet(run: Run) -> Candidate:
         node_us, hop_us, name, share = 2 * (g - 1) * COLLNET_CHAIN_US[0], COLLNET_CHAIN_US[1], "collnet", 1.0
     model_us = node_us + hop_us + 2 * costs.network.stated_us
     network_us = (hop_us + 2 * costs.network.hop_us) * costs.network_latency
-    latencies = model_us, node_us * costs.node_latency + network_us
-    return _rated(run, name, latencies, (costs.node_gb_per_s * g, share), 0.5)
-
-
-def _rated(
-    run: Run, name: str, latencies_us: tuple[float, float], inside: tuple[float, float], factor: float
-) -> Candidate:
-    """Candidate algorithm, timed at the lower of the node's and its NICs' bandwidth, as in NCCL's model.
-
-    - `latencies_us`: Latency by the library's model, and predicted latency.
-    - `inside`: Rate of the node in GB/s, and the share of the bandwidth that is reached.
-    """
-    kb, (node, share) = run.size / 1000, inside
-    model, real = (
-        min(node * scale, wires) * share * factor
-        for scale, wires in ((1.0, run.wires), (run.costs.node_rate, run.network))
-    )
-    return Candidate(name, "simple", latencies_us[0] + kb / model, latencies_us[1] + kb / real)
+    time_us, kb, node = node_us * costs.node_latency + network_us, run.size / 1000, costs.node_gb_per_s * g
+    model = min(node, run.wires) * share / 2
+    real = min(node * costs.node_rate, run.network) * share / 2
+    return Candidate(name, "simple", model_us + kb / model, time_us + kb / real)

@@ -88,6 +88,10 @@ NVLS_NETWORK_US = 20.9
 NVLS_RANKS = 32
 #: Time in us of a hop between nodes for NVLS reductions joined by network switches (SHARP).
 NVLS_SHARP_US = 18.0
+#: Part of the NICs' line rate that SHARP sums, for reductions by NVLS and SHARP.
+#: Published: 533 to 548 GB/s of busbw on 2 to 32 nodes of B200, each with NICs of 400 GB/s in total
+#: (cluster MD1 of togethercomputer/together-nccl-tests).
+SHARP_SHARE = 0.7
 #: Constants of CollNet, whose reductions are made in network switches.
 #: `COLLNET_DIRECT_US`: (time inside a node, time between nodes) in us, for direct sends in nodes.
 #: `COLLNET_CHAIN_US`: (time inside a node, time between nodes) in us, for chains.

@@ -225,6 +225,14 @@ def test_sharp_carries_what_the_formula_says():
     assert us("dgx-a100", "allreduce", size, nodes=16, sharp=True) == pytest.approx(size / rate, rel=0.01)
 
 
+@pytest.mark.parametrize(("nodes", "gb_per_s"), [(4, 554), (32, 544), (64, 535)])
+def test_sharp_sends_data_once(nodes, gb_per_s):
+    """NVLS and SHARP on B200 exceed rings, by published bus bandwidths (together-nccl-tests)."""
+    size, num = 16 << 30, 8 * nodes
+    found = us("b200", "allreduce", size, nodes=nodes, sharp=True)
+    assert size / found / 1000 * 2 * (num - 1) / num == pytest.approx(gb_per_s, rel=0.05)
+
+
 def test_switches_copy_in_a_node():
     """A large allgather in a node uses NVLS.
 
