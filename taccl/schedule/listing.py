@@ -35,21 +35,17 @@ class Tasks:
     after: list[list[tuple[int, int]]] = field(default_factory=list)
 
     @classmethod
-    def of_sends(cls, order: Precedence, *, turns: bool = False) -> Tasks:
-        """Tasks for the sends and joins (`Precedence`) of a precedence graph.
-
-        - `turns`: True to fix the order of sends on each resource by precedence constraints. Otherwise tasks
-          hold resources, and the scheduler chooses the order.
-        """
+    def of_sends(cls, order: Precedence) -> Tasks:
+        """Tasks for the sends and joins of a precedence graph, whose order on each resource is left open."""
         count = order.num_events
         joins = count - order.num_sends
         tasks = cls([*order.duration, *[0] * joins], [[] for _ in range(count)], [[] for _ in range(count)])
-        for resource, uses in () if turns else order.uses.items():
-            for use in uses:
-                tasks.holds[use.send].append((resource, use.begin, use.until))
-        for source, target, after, lead, extra, cause, tile in order.waits:
-            if (cause < 0 or turns) and not tile:
-                tasks.after[source].append((target, after - lead + extra))
+        for resource, send, begin, until in zip(*(each.tolist() for each in order.held), strict=True):
+            tasks.holds[send].append((resource, begin, until))
+        kept = order.waits.cause < 0
+        columns = (each[kept].tolist() for each in (order.waits.source, order.waits.target, order.gaps()))
+        for source, target, gap in zip(*columns, strict=True):
+            tasks.after[source].append((target, gap))
         return tasks
 
     def add(self, duration: int = 0, resource: int | None = None) -> int:

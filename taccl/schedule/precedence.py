@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,23 +30,36 @@ from numpy.typing import ArrayLike, NDArray
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
+from taccl.schedule.clause_waits import add_local_first, add_releases
 from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Arrival, all_bits, make_up
+from taccl.schedule.longest_paths import Levels, in_enough_bits
 from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.schedule.waits import Events, chains, events_of, holds_at_start, ranges
 
 if TYPE_CHECKING:
-    from taccl.problem.problem import Costs
+    Flags = NDArray[np.bool_]
+    Ints = NDArray[np.int64]
 
 #: Causes of a wait in the precedence graph.
 #: `DATA`: a send waits for its data to arrive.
 #: `SUM`: an arrival waits until the sum that it changes has been read or replaced.
-#: Other causes are a clause (`CLAUSE`), or the index of a resource.
+#: Other causes are a clause (`clause_waits.CLAUSE`), or the index of a resource.
 DATA, SUM = -1, -2
 #: Max events for which a send waits individually; more are combined by a join.
 _FEW = 2
-#: Wait of event `target` for event `source`: (source, target, after, lead, extra, cause, tile).
-#: The docstring of this module defines them. Waits are plain tuples, as there may be millions.
-Wait = tuple[int, int, int, int, int, int, int]
+
+
+class WaitColumns(NamedTuple):
+    """Waits as columns, (num_waits,) int64 each: `target` waits for `source`; the module defines the rest."""
+
+    source: Ints
+    target: Ints
+    after: Ints
+    lead: Ints
+    extra: Ints
+    cause: Ints
+    tile: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +93,8 @@ class Precedence:
     - `link`, `start`, `end`, `duration`, (num_sends,) list of int: Start and end are the given times in
       ticks; durations follow from the costs of `problem`.
     - `transfers`, (num_sends,) list of list of int: Transfers of each send.
-    - `uses` ({resource: list of Use}): Holds of each resource, in order.
+    - `uses` ({resource: list of Use}): Holds of each resource, in order; `held` has them as columns.
+    - `waits` (WaitColumns): All waits; those for resources come first.
 
     Raises `InputError` if transfers of one group are not one send, or a rank sends a chunk that it never
     holds.
@@ -123,9 +137,6 @@ class Precedence:
         self.chunk: list[int] = chunk.tolist()
         self.reduce: list[bool] = reduce.tolist()
         self.send: list[int] = send.tolist()
-        self.transfers: list[list[int]] = [[] for _ in range(self.num_sends)]
-        for transfer, s in enumerate(self.send):
-            self.transfers[s].append(transfer)
         self.units, self.own_units = np.zeros((2, self.num_sends), dtype=np.int64)
         np.add.at(self.units, send, problem.costs.chunk_units[chunk])
         np.add.at(self.own_units, send, own.costs.chunk_units[chunk])
@@ -133,14 +144,17 @@ class Precedence:
             p.costs.link_alpha[link[first]] + units * p.costs.link_beta[link[first]]
             for p, units in ((problem, self.units), (own, self.own_units))
         )
-        self.duration: list[int] = duration.tolist()
         latest = np.full(self.num_sends, np.iinfo(np.int64).min)
         np.maximum.at(latest, send, start)
-        self.start: list[int] = latest.tolist()
         ends = end[first] if end is not None else latest if places else latest + own_duration
+        self._durations, self._starts, self._ends = duration, latest, np.asarray(ends, np.int64)
+        self.duration: list[int] = duration.tolist()
+        self.start: list[int] = latest.tolist()
         self.end: list[int] = ends.tolist()
-        self.waits: list[Wait] = []
-        self._rows = self._held()
+        self._blocks: list[Sequence[Ints]] = []
+        self._single: list[tuple[int, ...]] = []
+        #: (resource, send, begin, until) of all holds, by resource and in order.
+        self.held = self._held()
         self._on_resources()
         if contributions is not None:
             self._of_contributions(contributions)
@@ -150,6 +164,36 @@ class Precedence:
             self._of_copies()
         add_local_first(self)
         add_releases(self)
+        single = np.array(self._single, dtype=np.int64).reshape(-1, len(WaitColumns._fields))
+        self.waits = WaitColumns(*map(np.concatenate, zip(*self._blocks, single.T, strict=True)))
+
+    @cached_property
+    def transfers(self) -> list[list[int]]:
+        """Transfers of each send."""
+        found: list[list[int]] = [[] for _ in range(self.num_sends)]
+        for transfer, s in enumerate(self.send):
+            found[s].append(transfer)
+        return found
+
+    @cached_property
+    def levels(self) -> Levels:
+        """Events in topological levels of the waits."""
+        return Levels(self.num_events, self.waits.source, self.waits.target, self.waits.tile > 0)
+
+    def gaps(self) -> Ints:
+        """Min ticks from the source's start to the target's start, for every wait."""
+        return self.waits.after - self.waits.lead + self.waits.extra
+
+    def earliest_starts(self) -> Ints:
+        """(num_events,) earliest start of each event in ticks, with the order on each resource kept.
+
+        Raises `ValueError` if events wait for each other in a cycle of positive length.
+        """
+        gap = in_enough_bits(self.gaps())
+        start, binding = np.zeros(self.num_events, gap.dtype), np.zeros(self.num_events, np.int64)
+        if len(self.levels.postpone(start, gap, binding)[1]):
+            raise ValueError("the order of sends is cyclic: some wait for each other")
+        return start.astype(np.int64)
 
     def schedule(self, start: ArrayLike, *, producer: str, problem: Problem | None = None) -> Schedule:
         """Schedule of the sends with the given starts.
@@ -167,7 +211,14 @@ class Precedence:
         self, source: int, target: int, cause: int, after: int = 0, *, lead: int = 0, extra: int = 0
     ) -> None:
         """Make event `target` wait for event `source`; the module's docstring defines the other arguments."""
-        self.waits.append((source, target, after, lead, extra, cause, 0))
+        self._single.append((source, target, after, lead, extra, cause, 0))
+
+    def _add(
+        self, source: Ints, target: Ints, cause: Ints | int, after: Ints | int = 0, *,
+        lead: Ints | int = 0, extra: Ints | int = 0, tile: int = 0,
+    ) -> None:  # fmt: skip
+        """Add waits, as `wait` does for one; numbers stand for equal columns."""
+        self._blocks.append(np.broadcast_arrays(source, target, after, lead, extra, cause, tile))
 
     def join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
         """Add a join that waits for each (source, ticks after it) in `pending`; return the join's index."""
@@ -179,31 +230,26 @@ class Precedence:
 
     def _on_resources(self) -> None:
         """Add waits on resources: one send at a time in the given order, each tile after the previous one."""
-        resource, send, begin, until = self._rows
+        resource, send, begin, until = self.held
         same = np.flatnonzero(resource[1:] == resource[:-1])
         first, last = (np.flatnonzero(np.diff(resource, **{end: -1})) for end in ("prepend", "append"))
         for before, after, tile in ((same, same + 1, 0), (last, first, 1)):
-            columns = send[before], send[after], until[before], begin[after], resource[before]
-            waits = zip(*(column.tolist() for column in columns), strict=True)
-            self.waits += [
-                (source, to, rest, lead, 0, cause, tile) for source, to, rest, lead, cause in waits
-            ]
+            cause = resource[before]
+            self._add(send[before], send[after], cause, until[before], lead=begin[after], tile=tile)
 
     @cached_property
     def uses(self) -> dict[int, list[Use]]:
         """{resource: its holds, in order}."""
         uses: dict[int, list[Use]] = defaultdict(list)
-        for resource, *use in zip(*(column.tolist() for column in self._rows), strict=True):
+        for resource, *use in zip(*(column.tolist() for column in self.held), strict=True):
             uses[resource].append(Use(*use))
         return dict(uses)
 
     def _held(self) -> tuple[NDArray[np.int64], ...]:
         """(resource, send, begin, until) columns of all holds, sorted by resource and by the given times."""
         columns = hold_columns(self.problem.topology)
-        link, start, end, duration = (
-            np.array(column, dtype=np.int64) for column in (self.link, self.start, self.end, self.duration)
-        )
-        send, hold = columns.of_sends(link)
+        start, end, duration = self._starts, self._ends, self._durations
+        send, hold = columns.of_sends(np.array(self.link, dtype=np.int64))
         resource, receives = columns.resource[hold], columns.receives[hold]
 
         def span(
@@ -235,33 +281,47 @@ class Precedence:
 
     def _of_copies(self) -> None:
         """Add waits for copies: a chunk is sent once it, or a chunk that it derives from, has arrived."""
-        collective, links = self.own.collective, self.own.topology.links
-        duration, end = self.duration, self.end
-        brought: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk) -> (arrival, send)
-        for transfer, s in enumerate(self.send):
-            for rank in links[self.link[s]].dsts:
-                key = (rank, self.chunk[transfer])
-                brought[key] = min(brought.get(key, (end[s], s)), (end[s], s))
+        reads, arrivals = self._reads_and_arrivals()
+        order = np.lexsort((arrivals.send, self._ends[arrivals.send], arrivals.place))
+        place, first = np.unique(arrivals.place[order], return_index=True)
+        source = arrivals.send[order][first]
+        if self.own.collective.derivations:
+            place, source = self._with_derived(place, source)
+        wants = reads.of(~holds_at_start(self.own.collective, reads.place))
+        row = np.asarray(np.searchsorted(place, wants.place))
+        self._require(np.append(place, -1)[row] == wants.place, wants.place)
+        before = source[row]
+        waits = before >= 0
+        self._add(before[waits], wants.send[waits], DATA, self._durations[before[waits]])
+
+    def _with_derived(self, place: Ints, source: Ints) -> tuple[Ints, Ints]:
+        """Complete (places of chunks, sends that bring them) by derived chunks; -1 for initial data."""
+        collective, count = self.own.collective, self.own.collective.num_chunks
+        brought = {p: (self.end[s], s) for p, s in zip(place.tolist(), source.tolist(), strict=True)}
         for chunk, data in enumerate(collective.chunks):
             for rank in data.origins:
-                brought[rank, chunk] = (-1, -1)
-        makes: dict[tuple[int, int], list[int]] = defaultdict(list)
+                brought[rank * count + chunk] = (-1, -1)
+        makes: dict[int, list[int]] = defaultdict(list)
         for each in collective.derivations:
-            makes[each.rank, each.source].append(each.chunk)
+            makes[each.rank * count + each.source].append(each.rank * count + each.chunk)
         pending = [key for key in makes if key in brought]
         while pending:
-            rank, origin = pending.pop()
-            for chunk in makes[rank, origin]:
-                if brought[rank, origin] < brought.get((rank, chunk), (2**63, 0)):
-                    brought[rank, chunk] = brought[rank, origin]
-                    pending.append((rank, chunk))
-        for transfer, s in enumerate(self.send):
-            for rank in links[self.link[s]].srcs:
-                if (rank, self.chunk[transfer]) not in brought:
-                    raise _absent(rank, self.chunk[transfer])
-                source = brought[rank, self.chunk[transfer]][1]
-                if source >= 0:
-                    self.wait(source, s, DATA, duration[source])
+            origin = pending.pop()
+            for made in makes[origin]:
+                if brought[origin] < brought.get(made, (2**63, 0)):
+                    brought[made] = brought[origin]
+                    pending.append(made)
+        places, sends = zip(*((p, s) for p, (_, s) in sorted(brought.items())), strict=True)
+        return np.array(places), np.array(sends)
+
+    def _reads_and_arrivals(self) -> tuple[Events, Events]:
+        chunk, link = (np.asarray(self._columns[name], np.int64) for name in ("chunk", "link"))
+        return events_of(self.own, chunk, link, np.array(self.send, np.int64))
+
+    def _require(self, is_held: Flags, place: Ints) -> None:
+        """Raise `InputError` if some rank sends a chunk that it does not hold."""
+        if not is_held.all():
+            raise _absent(*divmod(int(place[~is_held][0]), self.own.collective.num_chunks))
 
     def _of_contributions(self, contributions: Sequence[Collection[int]]) -> None:
         """Add waits for named contributions: a sum is sent after all arrivals of which it is composed."""
@@ -298,58 +358,85 @@ class Precedence:
                     self.wait(source, s, DATA, after=after)
 
     def _of_sums(self) -> None:
-        """Add waits for sums in place: a sum is sent after arrivals it includes, before later arrivals."""
-        links = self.own.topology.links
-        changes: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-        for transfer, s in enumerate(self.send):
-            ends, chunk = links[self.link[s]], self.chunk[transfer]
-            # At equal times, reducing arrivals come first, then copies, then starts.
-            for rank in ends.dsts:
-                changes[rank, chunk].append((self.end[s], 0 if self.reduce[transfer] else 1, s))
-            for rank in ends.srcs:
-                changes[rank, chunk].append((self.start[s], 2, s))
-        for (rank, chunk), here in changes.items():
-            contributes = rank in self.own.collective.chunks[chunk].origins
-            self._of_sum(rank, chunk, sorted(here), contributes=contributes)
+        """Add waits for sums in place: a sum is sent after arrivals it includes, before later arrivals.
 
-    def _of_sum(
-        self, rank: int, chunk: int, changes: list[tuple[int, int, int]], *, contributes: bool
+        A read waits for the last copy and all later arrivals. An arrival waits for all earlier reads; one
+        that adds also waits for the last copy, and a copy waits for all that it replaces. Copies that arrive
+        at once count as one.
+        """
+        reads, arrivals = self._reads_and_arrivals()
+        copies = ~np.asarray(self._columns["reduce"], bool)[arrivals.transfer]
+        send, place = (np.concatenate(each) for each in zip(arrivals[::2], reads[::2], strict=True))
+        time = np.concatenate([self._ends[arrivals.send], self._starts[reads.send]])
+        # At equal times, reducing arrivals come first, then copies, then starts.
+        phase = np.concatenate([copies.astype(np.int64), np.full(len(reads.send), 2)])
+        order = np.lexsort((send, phase, time, place))
+        send, place, time, phase = send[order], place[order], time[order], phase[order]
+        row = np.arange(len(order))
+        is_new = np.diff(place, prepend=-1) != 0
+        first = np.maximum.accumulate(np.where(is_new, row, 0))  # first event of the rank and chunk
+        is_later = is_new | (np.diff(time, prepend=-1) != 0)
+        at_once = np.maximum.accumulate(np.where(is_later, row, 0))  # first event at the same time
+        last_copy = np.concatenate([[-1], np.maximum.accumulate(np.where(phase == 1, row, -1))])[:-1]
+        since = np.where(last_copy >= first, at_once[last_copy], first)
+        adds, copies, begins = (phase == kind for kind in range(3))
+        arrives = ~begins
+        arrived, copied, begun = (np.cumsum(each) - each for each in (arrives, copies, begins))
+        is_held = holds_at_start(self.own.collective, place[begins])
+        self._require(is_held | self.impose | (arrived > arrived[since])[begins], place[begins])
+        lead = np.where(arrives, self._durations[send], 0)
+        extra = arrives.astype(np.int64)
+        extra[begins] = self._update_ticks(place[begins])
+        until = np.where(copies, arrived[at_once], arrived)
+
+        def gather(rows: Flags, pool: Flags, begin: Ints, end: Ints, cause: Ints) -> None:
+            after = np.where(begins[pool], 0, self._durations[send[pool]])
+            self._gather(
+                send[pool], after, begin[rows], end[rows], send[rows], cause, lead[rows], extra[rows]
+            )
+
+        gather(~adds, arrives, arrived[since], until, np.where(begins, DATA, SUM)[~adds])
+        gather(adds, copies, copied[since], copied, np.full(adds.sum(), SUM))
+        gather(arrives, begins, begun[first], begun, np.full(arrives.sum(), SUM))
+
+    def _gather(
+        self,
+        pool: Ints,
+        after: Ints,
+        begin: Ints,
+        end: Ints,
+        target: Ints,
+        cause: Ints,
+        lead: Ints,
+        extra: Ints,
     ) -> None:
-        duration, update = self.duration, self._update_ticks(rank, chunk)
-        included: list[tuple[int, int]] = []  # (event, ticks after it) of arrivals in the current sum
-        readers: list[tuple[int, int]] = []
-        copies: list[tuple[int, int]] = []
-        when: dict[int, int] = {}  # {send: its arrival in ticks of the given times}
-        for time, phase, s in changes:
-            if phase == 2:
-                if not (included or contributes or self.impose):
-                    raise _absent(rank, chunk)
-                if len(included) > _FEW:
-                    included = [(self.join(included, DATA), 0)]
-                for source, after in included:
-                    self.wait(source, s, DATA, after, extra=update)
-                readers.append((s, 0))
-                continue
-            lead = duration[s]
-            if len(readers) > _FEW:
-                readers = [(self.join(readers, SUM), 0)]
-            replaced = copies if phase == 0 else included
-            before = [each for each in replaced if when.get(each[0], -1) < time]
-            for source, after in (*readers, *before):
-                self.wait(source, s, SUM, after, lead=lead, extra=1)
-            when[s] = time
-            if phase == 1:
-                included = [each for each in included if each not in before]
-                copies = [each for each in copies if when[each[0]] == time] + [(s, lead)]
-            included.append((s, lead))
+        """Make each event `target` wait for events ``pool[begin:end]``; long ranges share joins.
 
-    def _update_ticks(self, rank: int, chunk: int) -> int:
-        """Time in ticks that a chunk's parameter server takes to update a sum; 0 at other ranks."""
+        - `after`, (num_pool,) array: Ticks from the start of each event of the pool until its wait is over.
+        """
+        few = end - begin <= _FEW
+        row, each = ranges(begin[few], end[few])
+        targets, causes, leads, extras = (column[few][row] for column in (target, cause, lead, extra))
+        self._add(pool[each], targets, causes, after[each], lead=leads, extra=extras)
+        chain = chains(begin[~few], end[~few])
+        join = self.num_events + np.arange(len(chain.begin))
+        self.num_events += len(join)
+        self._add(join[chain.later - 1], join[chain.later], DATA)
+        row, each = ranges(chain.begin, chain.end)
+        self._add(pool[each], join[row], DATA, after[each])
+        self._add(join[chain.of_row], target[~few], cause[~few], lead=lead[~few], extra=extra[~few])
+
+    def _update_ticks(self, place: Ints) -> Ints:
+        """Ticks that parameter servers take to update the sum at each place; 0 at other ranks."""
         collective, problem = self.own.collective, self.problem
-        if collective.update_us_per_mb is None or rank != collective.chunks[chunk].root:
-            return 0
-        us = collective.update_us_per_mb * Fraction(problem.chunk_bytes[chunk], 10**6)
-        return ceil(us * problem.costs.ticks_per_us)
+        found = np.zeros(len(place), np.int64)
+        if collective.update_us_per_mb is None:
+            return found
+        for i, (rank, chunk) in enumerate(zip(*np.divmod(place, collective.num_chunks), strict=True)):
+            if rank == collective.chunks[chunk].root:
+                us = collective.update_us_per_mb * Fraction(problem.chunk_bytes[chunk], 10**6)
+                found[i] = ceil(us * problem.costs.ticks_per_us)
+        return found
 
 
 def _absent(rank: int, chunk: int) -> InputError:
@@ -358,74 +445,3 @@ def _absent(rank: int, chunk: int) -> InputError:
 
 def _wrong(what: str) -> InputError:
     return InputError(f"{what}; verify the schedule to see where", where="schedule")
-
-
-#: Value of `cause` for waits that local-first priority or a release date requires.
-CLAUSE = -3
-
-
-def add_local_first(order: Precedence) -> None:
-    """Add waits for local-first priority: local chunks start at least one latency before relayed ones.
-
-    In a reduction, local chunks end at least one latency after relayed ones. If the given order has this gap,
-    the waits keep it. With `Precedence.impose`, they also enforce the gap wherever local chunks come first
-    (in a reduction, last).
-    """
-    topology, costs, own_costs = order.own.topology, order.problem.costs, order.own.costs
-    lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)
-    for transfer, s in enumerate(order.send):
-        if order.link[s] in order.own.clauses.own_first:
-            lanes[order.link[s], order.reduce[transfer]].append(transfer)
-    for (link, reducing), members in lanes.items():
-        near = set(topology.links[link].dsts if reducing else topology.links[link].srcs)
-        own = [t for t in members if not near.isdisjoint(_starts(order, order.chunk[t], reducing))]
-        rest = sorted({order.send[t] for t in members} - {order.send[t] for t in own})
-        if not own or not rest:
-            continue
-        latency, own_latency = _latencies(order, costs, own), _latencies(order, own_costs, own)
-        if reducing:
-            joined = order.join([(s, order.duration[s]) for s in rest], CLAUSE)
-            last = max((order.start if order.impose else order.end)[s] for s in rest)
-            for s in latency:
-                if last <= (order.start[s] if order.impose else order.end[s] - own_latency[s]):
-                    order.wait(joined, s, CLAUSE, lead=order.duration[s] - latency[s])
-            continue
-        joined = order.join(latency.items(), CLAUSE)
-        free = max(order.start[s] + (0 if order.impose else gap) for s, gap in own_latency.items())
-        for s in rest:
-            if order.start[s] >= free:
-                order.wait(joined, s, CLAUSE)
-
-
-def add_releases(order: Precedence) -> None:
-    """Add waits for release dates: a rank's initial data is neither sent nor added to before its date."""
-    released = order.problem.release_ticks
-    if not released:
-        return
-    zero = order.join((), CLAUSE)
-    for transfer, s in enumerate(order.send):
-        ends, chunk = order.problem.topology.links[order.link[s]], order.chunk[transfer]
-        for rank in ends.srcs:
-            if (chunk, rank) in released:
-                order.wait(zero, s, CLAUSE, released[chunk, rank])
-        for rank in ends.dsts:
-            if order.reduce[transfer] and (chunk, rank) in released:
-                order.wait(zero, s, CLAUSE, released[chunk, rank], lead=order.duration[s])
-
-
-def _latencies(order: Precedence, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
-    """{send: ticks that the largest of its chunks in the given transfers would take as a send of its own}."""
-    found: dict[int, int] = {}
-    for t in transfers:
-        s, units = order.send[t], int(costs.chunk_units[order.chunk[t]])
-        found[s] = max(found.get(s, 0), costs.duration(order.link[s], units))
-    return found
-
-
-def _starts(order: Precedence, chunk: int, reducing: bool) -> set[int | None]:
-    """Ranks where a chunk starts; for a chunk that is reduced, only its root."""
-    collective = order.own.collective
-    root = collective.chunks[chunk].root
-    if reducing or (collective.combining and root is not None):
-        return {root}
-    return set(collective.starts[chunk])

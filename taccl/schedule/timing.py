@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike
 from taccl.problem.problem import Problem
 from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Carried
-from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule, lacking, make_schedule
 from taccl.schedule.waits import (
@@ -140,5 +139,4 @@ def exact_times(
         end=None if ends is None else np.asarray(ends, dtype=np.int64), places=starts is None, impose=True,
         contributions=contributions,
     )  # fmt: skip
-    heads = Tasks.of_sends(order, turns=True).heads()
-    return order.schedule(np.array(heads, dtype=np.int64), producer=producer)
+    return order.schedule(order.earliest_starts(), producer=producer)

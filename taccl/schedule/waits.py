@@ -84,14 +84,12 @@ class Waits:
         self.add(later.send[lone], event[first[lone]], lag[first[lone]] + shift[lone])
         rows = np.flatnonzero(end - first > 1)
         # Later events with the same earlier ones share a node, which continues the place's previous node.
-        last, begins, of_row = np.unique(end[rows], return_index=True, return_inverse=True)
-        node, since = self.nodes(later.send[rows][begins]), first[rows][begins]
-        follows = np.diff(since, prepend=-1) == 0
-        since[1:][follows[1:]] = last[:-1][follows[1:]]
-        self.add(node[follows], node[np.flatnonzero(follows) - 1], np.zeros(int(follows.sum()), np.int64))
-        row, each = ranges(since, last)
+        chain = chains(first[rows], end[rows])
+        node = self.nodes(later.send[rows][chain.first_row])
+        self.add(node[chain.later], node[chain.later - 1], np.zeros(len(chain.later), np.int64))
+        row, each = ranges(chain.begin, chain.end)
         self.add(node[row], event[each], lag[each])
-        self.add(later.send[rows], node[of_row], shift[rows])
+        self.add(later.send[rows], node[chain.of_row], shift[rows])
 
     def starts(self) -> Ints:
         """Earliest start of each send in ticks, (num_sends,)."""
@@ -129,7 +127,7 @@ def wait_for_resources(waits: Waits, problem: Problem, link: Ints, units: Ints) 
 
 def wait_for_copies(waits: Waits, collective: Collective, reads: Events, arrivals: Events) -> bool:
     """Let each send wait for the first arrivals of its chunks; False if one arrives only later."""
-    wants = reads.of(~_originates(collective).ravel()[reads.place])
+    wants = reads.of(~holds_at_start(collective, reads.place))
     place, first = np.unique(arrivals.place, return_index=True)
     row = np.searchsorted(place, wants.place)
     row[row == len(place)] = 0
@@ -171,7 +169,7 @@ def wait_for_named(
     own = {mask: i for i, mask in enumerate(bits)}
     own_sum = np.array([own.get(1 << rank, -1) for rank in range(collective.num_ranks)])
     rank = reads.place // max(1, collective.num_chunks)
-    is_own = _originates(collective).ravel()[reads.place] & (number[reads.transfer] == own_sum[rank])
+    is_own = holds_at_start(collective, reads.place) & (number[reads.transfer] == own_sum[rank])
     wants = reads.of(~is_own)
     key, first, of_key = np.unique(
         wants.place * len(bits) + number[wants.transfer], return_index=True, return_inverse=True
@@ -224,7 +222,7 @@ def _parts(
         size[row[begins]] = np.add.reduceat(sizes[sums[each]], begins)
     rank = place // max(1, collective.num_chunks)
     word, bit = rank // 64, np.uint64(1) << (rank % 64).astype(np.uint64)
-    has_own = _originates(collective).ravel()[place]
+    has_own = holds_at_start(collective, place)
     own = np.flatnonzero(has_own & ((words[wanted, word] & bit) > 0))
     union[own, word[own]] |= bit[own]
     size[own] += 1
@@ -269,14 +267,40 @@ def _ranks_of(topology: Topology, link: Ints) -> list[tuple[Ints, Ints]]:
     return found
 
 
-def _originates(collective: Collective) -> Flags:
-    """(num_ranks, num_chunks) True if a rank holds a chunk at the start, or contributes to its sum."""
-    sets = collective.origin_sets
+def holds_at_start(collective: Collective, place: Ints) -> Flags:
+    """True for each place (`Events`) if the rank holds the chunk at the start, or contributes to its sum."""
+    sets, (rank, chunk) = collective.origin_sets, np.divmod(place, max(1, collective.num_chunks))
     member = np.zeros((collective.num_ranks, len(sets.sets)), bool)
     for i, ranks in enumerate(sets.sets):
         member[list(ranks), i] = True
-    found: Flags = member[:, sets.of_chunk]
+    found: Flags = member[rank, sets.of_chunk[chunk]]
     return found
+
+
+class Chains(NamedTuple):
+    """Nodes that gather the events of ranges; each continues the previous node if both begin at one event.
+
+    - `begin`, `end`, (num_nodes,): Events that each node adds to those of the node that it continues.
+    - `later`: Nodes that continue the previous node.
+    - `first_row`, (num_nodes,), `of_row`, (num_ranges,): First range of each node; node of each range.
+    """
+
+    begin: Ints
+    end: Ints
+    later: Ints
+    first_row: Ints
+    of_row: Ints
+
+
+def chains(begin: Ints, end: Ints) -> Chains:
+    """Nodes for ranges of events from `begin` to `end`, exclusive; equal ranges share a node."""
+    _, row, of_row = np.unique(
+        begin * (int(end.max(initial=0)) + 1) + end, return_index=True, return_inverse=True
+    )
+    since, last = begin[row], end[row]
+    later = np.flatnonzero(since[1:] == since[:-1]) + 1
+    since[later] = last[later - 1]
+    return Chains(since, last, later, row, of_row)
 
 
 def ranges(begin: Ints, end: Ints) -> tuple[Ints, Ints]:

@@ -7,12 +7,13 @@ the costs of a problem whose sizes and costs may differ from the schedule's (`ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from taccl.schedule.listing import Tasks
-from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
+import numpy as np
+
+from taccl.schedule.clause_waits import CLAUSE
+from taccl.schedule.precedence import DATA, SUM, Precedence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,11 +31,6 @@ class Events(Precedence):
     """Events of a schedule, with the waits between them under the costs of `problem`.
 
     - `problem`: The schedule's problem, or one that differs in sizes and costs only.
-    - `source`, `target`, `after`, `lead`, `extra`, `cause`, `tile`, (num_waits,) list of int: Columns of the
-      waits; `target` waits for `source`. `taccl.schedule.precedence` defines the others.
-    - `waits_of`, (num_events,) list of list of int: Waits of which each event is the target.
-    - `components` (list of list of int): Events in topological order of the waits within a tile. Events that
-      wait for each other, such as two ranks that exchange partial sums, share a component.
 
     Raises `InputError` if a chunk, link or group is invalid, or a rank sends a chunk that never arrives
     there.
@@ -42,13 +38,6 @@ class Events(Precedence):
 
     def __init__(self, schedule: Schedule, problem: Problem) -> None:
         super().__init__(problem, schedule.problem, **schedule.columns)
-        self.components = Tasks.of_sends(self, turns=True).components()
-        columns: list[list[int]] = [list(column) for column in zip(*self.waits, strict=True)] or [[]] * 7
-        self.source, self.target, self.after, self.lead, self.extra, self.cause, self.tile = columns
-        self.waits.clear()  # only the columns are needed; there may be millions of waits
-        self.waits_of: list[list[int]] = [[] for _ in range(self.num_events)]
-        for wait, event in enumerate(self.target):
-            self.waits_of[event].append(wait)
 
     def sent(self, send: int) -> tuple[tuple[int, ...], int, str]:
         """(chunks, link index, link ends as text) of a send."""
@@ -62,44 +51,15 @@ class Events(Precedence):
         """(kind of a wait, name of the chunk, resource or clause); ``("nothing", "")`` for wait -1."""
         if wait < 0:
             return "nothing", ""
-        cause = self.cause[wait]
+        cause = int(self.waits.cause[wait])
         if cause >= 0:
             return "resource", self.own.topology.resources[cause].name
         if cause == CLAUSE:
             return "clause", "own_first"
-        mine, brought = self._chunks(self.target[wait]), self._chunks(self.source[wait])
+        mine, brought = self._chunks(self.waits.target[wait]), self._chunks(self.waits.source[wait])
         shared = [chunk for chunk in mine if chunk in brought] or mine
         name = f"chunk{'s' if len(shared) > 1 else ''} {', '.join(map(str, shared))}"
         return "data", f"{name}, to be sent on first" if cause == SUM else name
-
-    def gaps(self) -> list[int]:
-        """Min ticks from the source's start to the target's start, for every wait."""
-        return [a - b + c for a, b, c in zip(self.after, self.lead, self.extra, strict=True)]
-
-    def put_off(
-        self,
-        component: Sequence[int],
-        times: list[int],
-        binding: list[int],
-        gaps: Sequence[int],
-        before: Sequence[int] | None = None,
-    ) -> bool:
-        """Postpone events of a component until their waits are over; True if any event moved.
-
-        - `times`: Starts of all events, in ticks; updated in place.
-        - `binding`: For each event, the index of the wait that ends last; updated in place.
-        - `gaps`: Min ticks from the source's start to the target's start, for each wait.
-        - `before`: Starts of the previous tile, for waits across tiles; None ignores these waits.
-        """
-        moved = False
-        for b in component:
-            latest = times[b]
-            for wait in self.waits_of[b]:
-                since = before if self.tile[wait] else times
-                if since is not None and since[self.source[wait]] + gaps[wait] > latest:
-                    latest, binding[b], moved = since[self.source[wait]] + gaps[wait], wait, True
-            times[b] = latest
-        return moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +76,20 @@ class EventTimes:
     bindings: list[NDArray[Any]]
     factors: NDArray[Any] | None
 
-    def scale(self, tile: int) -> Sequence[int]:
+    @property
+    def unit(self) -> int:
+        """Units of time per tick."""
+        return 1 if self.factors is None else 2**JITTER_BITS
+
+    def scale(self, tile: int) -> NDArray[Any]:
         """Factor by which the ticks of each event of a tile are multiplied."""
-        if self.factors is None:
-            return [1] * self.events.num_events
-        scale: list[int] = self.factors[tile].tolist()
-        return scale
+        return np.ones(self.events.num_events, np.int64) if self.factors is None else self.factors[tile]
+
+    def ends(self, tile: int) -> NDArray[Any]:
+        """End of each send of a tile."""
+        count = self.events.num_sends
+        ends: NDArray[Any] = self.starts[tile][:count] + self.scale(tile)[:count] * self.events.duration
+        return ends
 
 
 def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -132,39 +100,39 @@ def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]
     idle for data until the send's chunks are at its sources and have reached the resource. It is then idle
     for a clause until every clause admits the send, and then for another resource.
     """
-    tiles = [(starts.tolist(), run.scale(tile)) for tile, starts in enumerate(run.starts)]
-    spent = []
-    for resource, uses in run.events.uses.items():
-        busy = for_data = for_clause = for_resource = until = 0
-        for starts, scale in tiles:
-            for use in uses:
-                offset = use.begin * scale[use.send]
-                begin = starts[use.send] + offset
-                if begin > until:
-                    data = _over(run, starts, scale, use.send, (DATA, SUM)) + offset
-                    clause = _over(run, starts, scale, use.send, (CLAUSE,)) + offset
-                    data = min(max(data, until), begin)
-                    clause = min(max(clause, data), begin)
-                    for_data += data - until
-                    for_clause += clause - data
-                    for_resource += begin - clause
-                until = starts[use.send] + use.until * scale[use.send]
-                busy += until - begin
-        ticks = (busy, for_data, for_clause, for_resource, finish - until)
-        spent.append((resource, len(tiles) * len(uses), ticks))
-    return sorted(spent, key=lambda each: -each[2][0])
+    resource, send, begin, until = run.events.held
+    if not len(send):
+        return []
+    first = np.flatnonzero(np.diff(resource, prepend=-1))
+    last = np.append(first[1:], len(send)) - 1
+    spent, free = np.zeros((5, len(first)), run.starts[0].dtype), np.zeros(len(first), run.starts[0].dtype)
+    for tile, starts in enumerate(run.starts):
+        scale = run.scale(tile)[send]
+        offset, begins, ends = begin * scale, starts[send] + begin * scale, starts[send] + until * scale
+        known = np.concatenate([ends[:1], ends[:-1]])  # end of the previous send on the resource
+        known[first] = free
+        data, clause = ((_over(run, tile, causes)[send] + offset) for causes in ((DATA, SUM), (CLAUSE,)))
+        data = np.minimum(np.maximum(data, known), begins)
+        clause = np.minimum(np.maximum(clause, data), begins)
+        is_idle = begins > known
+        spans = (
+            ends - begins,
+            *((each * is_idle) for each in (data - known, clause - data, begins - clause)),
+        )
+        spent[:4] += [np.add.reduceat(each, first) for each in spans]
+        free = ends[last]
+    spent[4] = finish - free
+    counts = len(run.starts) * (last - first + 1)
+    found = zip(resource[first].tolist(), counts.tolist(), map(tuple, spent.T.tolist()), strict=True)
+    return sorted(found, key=lambda each: -each[2][0])
 
 
-def _over(
-    run: EventTimes, starts: Sequence[int], scale: Sequence[int], send: int, causes: tuple[int, ...]
-) -> int:
-    """Time at which the last of a send's waits with these causes ends; 0 if there are none."""
-    events = run.events
-    one = 1 if run.factors is None else 2**JITTER_BITS
-    over = 0
-    for wait in events.waits_of[send]:
-        if events.cause[wait] in causes:
-            source = events.source[wait]
-            time = starts[source] + events.after[wait] * scale[source]
-            over = max(over, time - events.lead[wait] * scale[send] + events.extra[wait] * one)
+def _over(run: EventTimes, tile: int, causes: tuple[int, ...]) -> NDArray[Any]:
+    """Time at which the last of each event's waits with these causes ends; 0 if there are none."""
+    waits, starts, scale = run.events.waits, run.starts[tile], run.scale(tile)
+    over = np.zeros(len(starts), starts.dtype)
+    rows = np.flatnonzero(np.isin(waits.cause, causes))
+    source, target = waits.source[rows], waits.target[rows]
+    times = starts[source] + waits.after[rows] * scale[source] - waits.lead[rows] * scale[target]
+    np.maximum.at(over, target, times + waits.extra[rows] * run.unit)
     return over

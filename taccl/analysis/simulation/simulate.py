@@ -12,9 +12,10 @@ resource and still start first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes
 from taccl.analysis.simulation.simulation import Simulation
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
+from taccl.schedule.longest_paths import in_enough_bits
 from taccl.schedule.schedule import Schedule
 from taccl.topology.machines import SHAPES
 from taccl.topology.profiles import profile_of
@@ -100,7 +102,7 @@ def simulate(
             "simulate a few tiles, and add taccl.initiation_interval for each further one",
             where="tiles",
         )
-    run = _play(events, tiles, _factors(events, tiles, jitter, seed) if jitter else None)
+    run = _play(events, tiles, jitter, seed)
     return Simulation(schedule, problem, tiles=tiles, jitter=jitter, seed=seed, run=run)
 
 
@@ -116,59 +118,38 @@ def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np
     return factors
 
 
-def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> EventTimes:
+def _play(events: Events, tiles: int, jitter: float, seed: int) -> EventTimes:
     """Replay all tiles; return the start of each event, and which of the event's waits ends last."""
-    run = EventTimes(events, [], [], factors)
-    gaps, before = events.gaps(), None
+    source, target, after, lead, extra, _, across = events.waits
+    most = np.abs(after) + np.abs(lead) + extra
+    numbers = in_enough_bits(most, tiles * 2 ** (JITTER_BITS + 1 if jitter else 0)).dtype
+    factors = _factors(events, tiles, jitter, seed).astype(numbers) if jitter else None
+    run, before = EventTimes(events, [], [], factors), None
+    gap = events.gaps().astype(numbers)
     for tile in range(tiles):
         if factors is not None:
-            gaps = _scaled_gaps(events, run.scale(tile), run.scale(max(tile - 1, 0)))
-        before, binding = _play_tile(events, gaps, before)
-        run.starts.append(_packed(before))
-        run.bindings.append(np.array(binding, dtype=np.int32))
+            now, since = factors[tile], factors[max(tile - 1, 0)]
+            from_start = after * np.where(across > 0, since[source], now[source])
+            gap = from_start - lead * now[target] + extra * run.unit
+        start, binding = np.zeros(events.num_events, numbers), np.full(events.num_events, -1)
+        _, endless = events.levels.postpone(start, gap, binding, before)
+        if len(endless):
+            _refuse_cycle(events, endless)
+        run.starts.append(start)
+        run.bindings.append(binding.astype(np.int32))
+        before = start
     return run
 
 
-def _scaled_gaps(events: Events, scale: Sequence[int], scale_before: Sequence[int]) -> list[int]:
-    one = 2**JITTER_BITS
-    return [
-        after * (scale_before if tile else scale)[a] - lead * scale[b] + extra * one
-        for a, b, after, lead, extra, tile in zip(
-            events.source, events.target, events.after, events.lead, events.extra, events.tile, strict=True
-        )
-    ]
-
-
-def _play_tile(
-    events: Events, gap: Sequence[int], before: Sequence[int] | None
-) -> tuple[list[int], list[int]]:
-    """Replay one tile: (start of each event, index of the wait that ends last for each event).
-
-    - `before`: Starts of the previous tile; None for the first tile.
-    """
-    start, binding = [0] * events.num_events, [-1] * events.num_events
-    for component in events.components:
-        rounds = 0
-        while events.put_off(component, start, binding, gap, before) and len(component) > 1:
-            rounds += 1
-            # A component of n events settles within n rounds, unless events wait for each other in a cycle.
-            if rounds > len(component):
-                sends = sorted(event for event in component if event < events.num_sends)
-                raise InputError(
-                    "the schedule's order cannot be kept under these assumptions: sends of groups "
-                    f"{first_of(sends, 6)} would wait for one another; simulate closer to the schedule's "
-                    "assumptions, or synthesize for these",
-                    where="schedule",
-                )
-    return start, binding
-
-
-def _packed(times: list[int]) -> NDArray[np.int64] | NDArray[np.object_]:
-    """Times as an array of int64, or of Python integers if they need more than 64 bits."""
-    try:
-        return np.array(times, dtype=np.int64)
-    except OverflowError:
-        return np.array(times, dtype=object)
+def _refuse_cycle(events: Events, endless: NDArray[np.int64]) -> NoReturn:
+    """Raise `InputError` for the component of events that never settle."""
+    component = events.levels.component
+    sends = np.flatnonzero(component[: events.num_sends] == component[endless[0]]).tolist()
+    raise InputError(
+        f"the schedule's order cannot be kept under these assumptions: sends of groups {first_of(sends, 6)} "
+        "would wait for one another; simulate closer to the schedule's assumptions, or synthesize for these",
+        where="schedule",
+    )
 
 
 def assume(

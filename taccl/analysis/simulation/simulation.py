@@ -124,14 +124,12 @@ class Simulation(Figures):
 
         If several arrivals are equally late, the first counts.
         """
-        events = self.run.events
         last, lasts = (0, 0, 0), []
         for tile in range(self.tiles):
-            starts, scale = self.run.starts[tile].tolist(), self.run.scale(tile)
-            ends = [starts[send] + ticks * scale[send] for send, ticks in enumerate(events.duration)]
-            latest = max(ends, default=0)
+            ends = self.run.ends(tile)
+            latest = int(ends.max(initial=0))
             if latest > last[0]:
-                last = (latest, tile, ends.index(latest))
+                last = (latest, tile, int(ends.argmax()))
             lasts.append(last)
         return tuple(lasts)
 
@@ -162,15 +160,13 @@ class Simulation(Figures):
         while True:
             wait = int(self.run.bindings[tile][event])
             if event < events.num_sends:
-                start = int(self.run.starts[tile][event])
-                end = start + events.duration[event] * self.run.scale(tile)[event]
                 waited_for, what = events.described(wait)
-                ends = self._us(start), self._us(end)
+                ends = self._us(self.run.starts[tile][event]), self._us(self.run.ends(tile)[event])
                 steps.append(TimedSend(*events.sent(event), *ends, waited_for, what, tile, event))
             if wait < 0:
                 return tuple(reversed(steps))
-            event = events.source[wait]
-            tile -= events.tile[wait]
+            event = int(events.waits.source[wait])
+            tile -= int(events.waits.tile[wait])
 
     @cached_property
     def resources(self) -> tuple[ResourceUse, ...]:

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown
@@ -23,7 +26,11 @@ from taccl.analysis.certificates.certificate import is_exact
 from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import TimedSend, sends_table
 from taccl.errors import InputError
+from taccl.schedule.longest_paths import in_enough_bits
 from taccl.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,13 +95,13 @@ class SteadyState:
         """
         problem = self.schedule.problem
         events, us = Events(self.schedule, problem), problem.costs.us
-        gaps = events.gaps()
+        gaps, waits = events.gaps().tolist(), events.waits
         # Begin at a wait for a send rather than a join, so that every join lies between two sends.
-        first = next((i for i, w in enumerate(self._waits) if events.source[w] < events.num_sends), 0)
+        first = next((i for i, w in enumerate(self._waits) if waits.source[w] < events.num_sends), 0)
         steps = []
         now = tile = 0
         for wait in (*self._waits[first:], *self._waits[:first]):
-            now, tile, send = now + gaps[wait], tile + events.tile[wait], events.target[wait]
+            now, tile, send = now + gaps[wait], tile + int(waits.tile[wait]), int(waits.target[wait])
             if send < events.num_sends:
                 ends = us(now), us(now + events.duration[send])
                 steps.append(TimedSend(*events.sent(send), *ends, *events.described(wait), tile, send))
@@ -110,21 +117,20 @@ class SteadyState:
             return False
         problem = self.schedule.problem
         events = Events(self.schedule, problem)
-        gaps, ticks = events.gaps(), self.interval * problem.costs.ticks_per_us
+        gaps, ticks = events.gaps().tolist(), self.interval * problem.costs.ticks_per_us
+        sources, targets, *_, spans = (each.tolist() for each in events.waits)
         if not events.uses:
             return ticks == 0
         if len(self._potentials) != events.num_events or not self._waits:
             return False
         following = (*self._waits[1:], self._waits[0])
-        closed = all(
-            events.target[a] == events.source[b] for a, b in zip(self._waits, following, strict=True)
-        )
-        tiles = sum(events.tile[w] for w in self._waits)
+        closed = all(targets[a] == sources[b] for a, b in zip(self._waits, following, strict=True))
+        tiles = sum(spans[w] for w in self._waits)
         tight = tiles == self.cycle_tiles > 0 and sum(gaps[w] for w in self._waits) == ticks * tiles
         one = ticks.denominator
         feasible = all(
             self._potentials[b] + ticks.numerator * tile >= self._potentials[a] + one * gap
-            for a, b, gap, tile in zip(events.source, events.target, gaps, events.tile, strict=True)
+            for a, b, gap, tile in zip(sources, targets, gaps, spans, strict=True)
         )
         return closed and tight and feasible
 
@@ -156,73 +162,77 @@ def initiation_interval(schedule: Schedule) -> SteadyState:
     """
     problem = schedule.problem
     events = Events(schedule, problem)
-    if not events.uses:
+    resource, send, begin, until = events.held
+    if not len(send):
         return SteadyState(schedule, Fraction(0), 0, "", Fraction(0), (), ())
-    gaps = events.gaps()
-    loads = {resource: sum(use.until - use.begin for use in uses) for resource, uses in events.uses.items()}
-    busiest = max(loads, key=lambda resource: loads[resource])
+    loads = np.zeros(len(problem.topology.resources), np.int64)
+    np.add.at(loads, resource, until - begin)
+    used = np.unique(resource)
+    busiest = int(used[np.argmax(loads[used])])
     # Waits between successive sends on the busiest resource; the last leads to the next tile's first send.
-    after = {events.source[wait]: wait for wait, cause in enumerate(events.cause) if cause == busiest}
-    interval, cycle = Fraction(loads[busiest]), [after[use.send] for use in events.uses[busiest]]
+    load, cycle = int(loads[busiest]), np.flatnonzero(events.waits.cause == busiest).tolist()
+    interval = Fraction(load)
     while True:
-        potentials, closed = _settle(events, gaps, interval)
+        potentials, closed = _settle(events, interval)
         if not closed:
             break
-        interval, cycle = max((_ratio(events, gaps, each), each) for each in closed)
+        interval, cycle = max((_ratio(events, each), each) for each in closed)
     return SteadyState(
         schedule,
         interval=interval / problem.costs.ticks_per_us,
-        cycle_tiles=sum(events.tile[wait] for wait in cycle),
+        cycle_tiles=int(events.waits.tile[cycle].sum()),
         busiest_resource=problem.topology.resources[busiest].name,
-        busiest_load=problem.costs.us(loads[busiest]),
+        busiest_load=problem.costs.us(load),
         _waits=tuple(cycle),
-        _potentials=tuple(potentials),
+        _potentials=tuple(potentials.tolist()),
     )
 
 
-def _ratio(events: Events, gaps: Sequence[int], cycle: Sequence[int]) -> Fraction:
-    tiles = sum(events.tile[wait] for wait in cycle)
+def _ratio(events: Events, cycle: Sequence[int]) -> Fraction:
+    rows = np.array(cycle)
+    tiles = int(events.waits.tile[rows].sum())
     if not tiles:
-        sends = sorted({events.target[wait] for wait in cycle if events.target[wait] < events.num_sends})
+        targets = events.waits.target[rows]
+        sends = sorted({*targets[targets < events.num_sends].tolist()})
         raise InputError(
             f"sends of groups {', '.join(map(str, sends))} wait for one another; verify the schedule to see "
             "where",
             where="schedule",
         )
-    return Fraction(sum(gaps[wait] for wait in cycle), tiles)
+    return Fraction(int(events.gaps()[rows].sum()), tiles)
 
 
-def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[list[int], list[list[int]]]:
+def _settle(events: Events, interval: Fraction) -> tuple[NDArray[Any], list[list[int]]]:
     """Start times (potentials) that satisfy every wait at an interval, or cycles too long for it.
 
     Returns (potentials, cycles); the potentials are valid if there are no cycles. Their unit is a tick
     divided by the interval's denominator.
     """
     one, step = interval.denominator, interval.numerator
-    weights = [one * gap - step * tile for gap, tile in zip(gaps, events.tile, strict=True)]
-    potential, binding = [0] * events.num_events, [-1] * events.num_events
+    weights = one * events.gaps().astype(object) - step * events.waits.tile
+    weights = in_enough_bits(weights)
+    potential, binding = np.zeros(events.num_events, weights.dtype), np.full(events.num_events, -1)
     while True:
-        moved = [events.put_off(each, potential, binding, weights, potential) for each in events.components]
-        closed = _cycles(events, binding) if any(moved) else []
-        if closed or not any(moved):
+        moved, _ = events.levels.postpone(potential, weights, binding, potential)
+        closed = _cycles(events, binding) if moved else []
+        if closed or not moved:
             return potential, closed
 
 
-def _cycles(events: Events, binding: Sequence[int]) -> list[list[int]]:
+def _cycles(events: Events, binding: NDArray[np.int64]) -> list[list[int]]:
     """Cycles of waits; `binding` has the index of the wait that ends last for each event, or -1."""
+    waits, bound = binding.tolist(), binding >= 0
+    sources = np.where(bound, events.waits.source[binding], -1).tolist()
     seen = [-1] * len(binding)
     found = []
     for root in range(len(binding)):
         event = root
-        while seen[event] < 0:
+        while event >= 0 and seen[event] < 0:
             seen[event] = root
-            if binding[event] < 0:
-                break
-            event = events.source[binding[event]]
-        else:
-            if seen[event] == root:
-                cycle = [binding[event]]
-                while events.source[cycle[-1]] != event:
-                    cycle.append(binding[events.source[cycle[-1]]])
-                found.append(cycle[::-1])
+            event = sources[event]
+        if event >= 0 and seen[event] == root:
+            cycle = [waits[event]]
+            while (source := int(events.waits.source[cycle[-1]])) != event:
+                cycle.append(waits[source])
+            found.append(cycle[::-1])
     return found

@@ -168,9 +168,13 @@ def _nodes(
         arrived[s] = len(here) - 1
         for chunk in chunks:
             came[chunk, rank].add(arrived[s])
+    awaited = defaultdict[int, list[int]](list)
+    is_data = events.waits.cause == DATA
+    for source, target in zip(*(each[is_data].tolist() for each in events.waits[:2]), strict=True):
+        awaited[target].append(source)
     for s, link in enumerate(events.link):
         mine = nodes[links[link].src][sent[s]]
-        mine.after |= {arrived[source] for source in _sources(events, s)}
+        mine.after |= {arrived[source] for source in _sources(awaited, s, events.num_sends)}
     for before, s in _kept_order(events):
         nodes[links[events.link[s]].src][sent[s]].after.add(sent[before])
     for each in nodes:
@@ -179,15 +183,16 @@ def _nodes(
     return nodes
 
 
-def _sources(events: Events, send: int) -> set[int]:
+def _sources(awaited: Mapping[int, Sequence[int]], send: int, num_sends: int) -> set[int]:
+    """Sends whose arrivals a send waits for.
+
+    - `awaited`: {event: events whose data it waits for}.
+    """
     found: set[int] = set()
     pending = [send]
     while pending:
-        for wait in events.waits_of[pending.pop()]:
-            if events.cause[wait] != DATA or events.tile[wait]:
-                continue
-            source = events.source[wait]
-            if source < events.num_sends:
+        for source in awaited.get(pending.pop(), ()):
+            if source < num_sends:
                 found.add(source)
             else:  # an event that waits for several arrivals: follow it to these
                 pending.append(source)

@@ -1,0 +1,144 @@
+"""Longest paths in a precedence graph of events, level by level.
+
+A level has the events whose predecessors are all in earlier levels. Events that wait for each other, such as
+two ranks that exchange partial sums, share a component, which is part of one level.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from taccl._internal.graph_algorithms import strong_components
+from taccl.schedule.waits import ranges
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Flags = NDArray[np.bool_]
+    Ints = NDArray[np.int64]
+    #: Times as int64, or as Python integers if they need more than 64 bits.
+    Ticks = NDArray[Any]
+
+
+class _Batch(NamedTuple):
+    """Waits of some events, sorted by event.
+
+    - `wait`, `source`, (num_rows,): Number of each wait, and the event that is waited for.
+    - `event`, `first`, `rows`, (num_targets,): Events that wait; first row and number of rows of each.
+    - `rounds`: Max rounds of relaxation until the times settle, if there are no cycles of positive length.
+    """
+
+    wait: Ints
+    source: Ints
+    event: Ints
+    first: Ints
+    rows: Ints
+    rounds: int
+
+    def relax(self, since: Ticks, start: Ticks, gap: Ticks, binding: Ints) -> Ints:
+        """Postpone events until their waits are over; return the events that moved.
+
+        - `since`: Starts of the events that are waited for.
+        """
+        over = since[self.source] + gap[self.wait]
+        latest = np.maximum.reduceat(over, self.first)
+        moves = latest > start[self.event]
+        event = self.event[moves]
+        if len(event):
+            last = np.flatnonzero(over == np.repeat(latest, self.rows))
+            start[event] = latest[moves]
+            binding[event] = self.wait[last[np.searchsorted(last, self.first[moves])]]
+        return event
+
+
+class Levels:
+    """Events of a precedence graph in topological order.
+
+    - `source`, `target`, (num_waits,): `target` waits for `source`.
+    - `is_across`, (num_waits,): True for waits for an event of the previous tile.
+    """
+
+    def __init__(self, num_events: int, source: Ints, target: Ints, is_across: Flags) -> None:
+        inside = np.flatnonzero(~is_across)
+        level, self.component = _levels(num_events, source[inside], target[inside])
+        size = np.bincount(self.component, minlength=1)[self.component]
+        largest = np.ones(int(level.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(largest, level, size)
+        order = inside[np.lexsort((target[inside], level[target[inside]]))]
+        bounds = np.searchsorted(level[target[order]], np.arange(len(largest) + 1))
+        # A component of n events settles within n rounds.
+        rounds = np.where(largest > 1, largest + 1, 1).tolist()
+        self._levels = [
+            _batch(order[low:high], source, target, most)
+            for low, high, most in zip(bounds[:-1].tolist(), bounds[1:].tolist(), rounds, strict=True)
+            if low < high
+        ]
+        across = np.flatnonzero(is_across)
+        self._across = _batch(across[np.argsort(target[across], kind="stable")], source, target, 1)
+
+    def postpone(
+        self, start: Ticks, gap: Ticks, binding: Ints, before: Ticks | None = None
+    ) -> tuple[bool, Ints]:
+        """Postpone all events until their waits are over: (True if some moved, events that never settle).
+
+        - `start`, `binding`, (num_events,): Start of each event, and the wait that ends last; updated in
+          place.
+        - `gap`, (num_waits,): Min ticks from the source's start to the target's start.
+        - `before`, (num_events,): Starts of the previous tile; None ignores waits for it.
+        """
+        moved = False
+        endless = np.zeros(0, np.int64)
+        if before is not None and len(self._across.wait):
+            moved = len(self._across.relax(before, start, gap, binding)) > 0
+        for batch in self._levels:
+            for _ in range(batch.rounds):
+                late = batch.relax(start, start, gap, binding)
+                if not len(late):
+                    break
+                moved = True
+            else:
+                endless = late if batch.rounds > 1 and not len(endless) else endless
+        return moved, endless
+
+
+def _batch(wait: Ints, source: Ints, target: Ints, rounds: int) -> _Batch:
+    first = np.flatnonzero(np.diff(target[wait], prepend=-1))
+    count = np.diff(first, append=len(wait))
+    return _Batch(wait, source[wait], target[wait][first], first, count, rounds)
+
+
+def _levels(num_events: int, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+    """(level, component) of each event."""
+    every = np.arange(num_events)
+    level = _acyclic_levels(num_events, source, target)
+    if level is not None:
+        return level, every
+    component = strong_components(num_events, source, target)
+    level = _acyclic_levels(int(component.max()) + 1, component[source], component[target])
+    assert level is not None, "components have no cycles"
+    return level[component], component
+
+
+def _acyclic_levels(num_nodes: int, source: Ints, target: Ints) -> Ints | None:
+    """(num_nodes,) most arcs on a path to each node; None if there is a cycle of several nodes."""
+    differ = source != target
+    source, target = source[differ], target[differ]
+    order, waiting = np.argsort(source, kind="stable"), np.bincount(target, minlength=num_nodes)
+    first, target = np.searchsorted(source[order], np.arange(num_nodes + 1)), target[order]
+    level, depth = np.full(num_nodes, -1), 0
+    ready = np.flatnonzero(waiting == 0)
+    while len(ready):
+        level[ready] = depth
+        depth += 1
+        later = target[ranges(first[ready], first[ready + 1])[1]]
+        np.subtract.at(waiting, later, 1)
+        ready = np.unique(later[waiting[later] == 0])
+    return None if (level < 0).any() else level
+
+
+def in_enough_bits(ticks: Ticks, num_times: int = 1) -> Ticks:
+    """The ticks as int64, or as Python integers if a sum of them all, `num_times` over, may be too large."""
+    most = float(np.abs(ticks.astype(np.float64)).sum()) * num_times
+    return ticks.astype(np.int64 if most < 2**62 else object)
