@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from statistics import median
 
+import numpy as np
+
 from taccl._internal.arguments import Count, Duration, checked
 from taccl._internal.deadline import Deadline, OutOfTime
-from taccl._internal.units import format_size
+from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
@@ -20,15 +22,17 @@ from taccl.measure.curve import Kink, irregularity_note, kinks, middle_clause, s
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below
 from taccl.measure.gpus import NO_PEERS, has_no_peers, may_be_bridged
+from taccl.measure.library import Run
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import machine_of, mismatches, other_gpus
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, WRONG, Log, Series
+from taccl.measure.tree_limit import channel_costs
 from taccl.problem.collective import busbw_factor
 from taccl.topology.models import library_name
 from taccl.topology.networks import INSTANCES, NETWORK_TITLES
 from taccl.topology.topology import Topology
-from taccl.topology.tuning import PACK_BYTES
+from taccl.topology.tuning import PACK_BYTES, PAIR_CHANNEL_NETWORK_GB_PER_S
 
 #: Max bytes of a message that shows latency.
 _SMALL = 4096
@@ -105,7 +109,7 @@ def _diagnosis(
     placed = [(one, *made[one.num_ranks, one.num_nodes]) for one in series]
     nics = tuple(_rate(each) for log in read for each in log.series if each.streams)
     links = [
-        _link_sentence(each, machine, gpus, placed)
+        _link_sentence(each, machine, gpus, placed, log.debug.version)
         for log in read
         for each in log.series
         if each.collective == POINT_TO_POINT
@@ -182,6 +186,7 @@ def _link_sentence(
     machine: Machine,
     gpus: Collection[str],
     placed: Sequence[tuple[Series, Topology, list[str]]],
+    version: Sequence[int],
 ) -> str:
     """Sentence that compares the rate between two ranks with that of a GPU's links or a NIC."""
     rate = _rate(series)
@@ -200,12 +205,24 @@ def _link_sentence(
     if 0 < direct < most:
         most, what = direct, "the rate of the links between two GPUs"
     said = f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
-    if series.num_nodes > 2 and rate < HEALTHY * most:
-        said += (
-            "; NCCL gives a pair of ranks on two nodes fewer channels in larger jobs: compare with two "
-            "nodes, or set NCCL_NCHANNELS_PER_NET_PEER"
-        )
-    return said
+    return said + (_channels_clause(series, on, most, version) if between else "")
+
+
+def _channels_clause(series: Series, on: Topology, nic_gb_per_s: float, version: Sequence[int]) -> str:
+    """Clause on the channels of messages between nodes, if they limit the rate below that of a NIC."""
+    costs = channel_costs(on)
+    num_ranks, num_nodes = series.num_ranks, series.num_nodes
+    if costs is None or costs.fitted is not None or num_ranks < num_nodes:
+        return ""
+    num = Run(costs.under(version), POINT_TO_POINT, num_ranks, num_nodes, np.zeros(1)).message_channels
+    usual = num * PAIR_CHANNEL_NETWORK_GB_PER_S
+    if usual >= HEALTHY * nic_gb_per_s:
+        return ""
+    of = f"NCCL{' ' * bool(version)}{'.'.join(map(str, version))}"
+    return (
+        f"; {of} gives such a message {format_count(num, 'channel')} of about "
+        f"{PAIR_CHANNEL_NETWORK_GB_PER_S:g} GB/s among {num_ranks} ranks: set NCCL_NCHANNELS_PER_NET_PEER"
+    )
 
 
 def _pair_gb_per_s(topology: Topology) -> float:

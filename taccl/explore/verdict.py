@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taccl._internal.names import first_of
+from taccl._internal.units import format_count
 from taccl.measure.causes import ANY_RATE, DETOURS, Cause, sizes_off
 from taccl.measure.facts import HEALTHY, UNTESTED, UNTESTED_USUAL, WITHIN_ERROR, Facts
 
@@ -39,8 +40,8 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
                     f"the {num} NICs that the log lists for a node, but {facts.nics_per_node} are assumed"
                 )
             else:
-                usual += f"{num} NICs for a node, or with {num / facts.nics_per_node:.0%} of their rate, but "
-                usual += f"{facts.nics_per_node} are assumed"
+                usual += f"{format_count(num, 'NIC')} for a node, or with {num / facts.nics_per_node:.0%} "
+                usual += f"of their rate, but {facts.nics_per_node} are assumed"
             other = "" if is_listed else f"; with {facts.nics_per_node}, {_named(rate)}"
             said[0] = f"{usual}: name the machine (--topology){other}"
         elif facts.own_choice:

@@ -161,6 +161,12 @@ class Run:
         return self.channels[0]
 
     @property
+    def message_channels(self) -> int:
+        """Max number of channels of a message to a rank on another node, under NCCL."""
+        costs, num = self.costs, 2 * self.num_channels
+        return network_channels(num, costs.nics_per_rank, costs.nic_gb_per_s, self.num_ranks, costs.version)
+
+    @property
     def num_steps(self) -> int:
         """Number of steps of the collective on a ring."""
         n = self.num_ranks
@@ -362,9 +368,7 @@ class Run:
         costs, sizes = self.costs, PAIR_SIZES["network"]
         if costs.fitted is not None:
             return self.nic, 0.0
-        num, nics = 2 * self.num_channels, costs.nics_per_rank
-        most = network_channels(num, nics, costs.nic_gb_per_s, self.num_ranks, costs.version)
-        each = pair_channels(num, most, self.num_ranks, message, sizes)
+        each = pair_channels(2 * self.num_channels, self.message_channels, self.num_ranks, message, sizes)
         rate = np.minimum(self.nic, each * PAIR_CHANNEL_NETWORK_GB_PER_S * costs.network_rate)
         return rate, filling_us(message, each, rate, sizes)
 

@@ -31,14 +31,14 @@ def tree_limit_gb_per_s(topology: Topology) -> float:
     The generation follows from the machine, or from the rate of an import's NVSwitch ports. Profiles from
     files have no maximum, as their rates are fitted without one.
     """
-    costs = _costs(topology)
+    costs = channel_costs(topology)
     if costs is None or costs.fitted is not None:
         return float("inf")
     run = Run(costs, "allreduce", topology.num_ranks, topology.num_nodes, np.zeros(1))
     return run.tree_limit_gb_per_s / 2
 
 
-def _costs(topology: Topology) -> Costs | None:
+def channel_costs(topology: Topology) -> Costs | None:
     """Costs that determine NCCL's channels on a named machine or imported topology; None if unknown."""
     if topology.machine:
         is_built_in = topology.profile in [each.name for each in PROFILES.get(topology.machine, ())]
