@@ -20,7 +20,7 @@ import numpy as np
 
 from taccl._internal.caching import cached
 from taccl.analysis.certificates.certificate import Claim, Labels, OfRanks
-from taccl.analysis.certificates.evaluation.arrivals import reached
+from taccl.analysis.certificates.evaluation.arrivals import reached_in_nodes
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, fills, passages
 from taccl.analysis.certificates.finding.gates import (
@@ -84,14 +84,11 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
         adding, wanting = topology.num_ranks, topology.num_ranks
         for kind, count in demand.classes.items():
             part_of, over = _parts(demand, witness, demand.carried(demand.example[kind]))
-            starts, ends = (
-                Counter(part_of[r] for r in at) for at in (kind.data.origins, kind.data.destinations)
-            )
-            parts = starts.keys() & ends.keys()
-            if len(parts) > 1:
-                sends[kind.units] += 2 * (len(parts) - 1) * count
-                adding = min(adding, *(starts[part] for part in parts))
-                wanting = min(wanting, *(ends[part] for part in parts))
+            shared = sharing(kind.data, part_of)
+            if shared is not None:
+                parts, adders, takers = shared
+                sends[kind.units] += 2 * (parts - 1) * count
+                adding, wanting = min(adding, adders), min(wanting, takers)
                 links |= over
         if sends and links:
             ticks, resources = passed_by(demand.problem, sends, links)
@@ -116,6 +113,19 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                     more = f"{what}, after the first sums there and before the last copies"
                     collected, spread = map(labels_of, times)
                     yield Claim(later, more, replace(witness, collected=collected, spread=spread))
+
+
+def sharing(data: Chunk, part_of: Sequence[int]) -> tuple[int, int, int] | None:
+    """(number of parts that share a sum, min contributors in such a part, min ranks in one that want it).
+
+    None if fewer than two parts share the sum. A part shares a sum if one of its ranks contributes to it, and
+    one of its ranks wants it.
+    """
+    starts, ends = (Counter(part_of[r] for r in at) for at in (data.origins, data.destinations))
+    both = starts.keys() & ends.keys()
+    if len(both) < 2:
+        return None
+    return len(both), min(starts[each] for each in both), min(ends[each] for each in both)
 
 
 @cached
@@ -243,22 +253,12 @@ def _fills_between_ends(
 
     - `sharing`: Number of nodes that share each sum.
     """
-    node, last = facts.topology.node_of_rank, math.ceil(ticks) - 1
     if not facts.spreads_alike or not links or max(sharing, default=0) < 2:
         return False
-    adding = wanting = facts.topology.num_ranks
-    for data in facts.collective.chunks:
-        starts, ends = (Counter(node[r] for r in at) for at in (data.origins, data.destinations))
-        parts = starts.keys() & ends.keys()
-        if len(parts) > 1:
-            adding = min([adding, *(starts[part] for part in parts)])
-            wanting = min([wanting, *(ends[part] for part in parts)])
-    reduction = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
-    within = [e for e in facts.allowed if not facts.topology.is_internode(e)]
-    collected = reached(reduction, witness.collected, within, adding)
-    spread = reached(facts, witness.spread, within, wanting)
-    if collected is None or spread is None:
+    times = reached_in_nodes(facts, witness.collected, witness.spread)
+    if times is None:
         return False
+    (collected, spread), last = times, math.ceil(ticks) - 1
     single, size = _singly(facts), facts.units[0]
     for e in facts.clauses.merging.intersection(links) if facts.clauses.max_merge > 1 else ():
         if any(a > facts.alpha[e] or b > facts.beta[e] for a, b, _ in facts.holds[e].values()):
@@ -270,7 +270,7 @@ def _fills_between_ends(
     since = last - room * tail // max(head + tail, 1)
     found = passages(single, links)
     number = sum(2 * max(0, n - 1) for n in sharing)
-    rules = (collected, spread), ([0, head], [0, tail])
+    rules = times, ([0, head], [0, tail])
     return all(gate.hold for gate in found) and any(
         sum(_most_work(gate, early, late, first, since, last) for gate in found)
         < len(early) * len(late) * number

@@ -18,17 +18,16 @@ import numpy as np
 
 from taccl.analysis.certificates.byte_counting import weightless
 from taccl.analysis.certificates.certificate import Claim, Labels, OfResources
-from taccl.analysis.certificates.evaluation.arrivals import reached
+from taccl.analysis.certificates.evaluation.arrivals import reached_in_nodes
 from taccl.analysis.certificates.evaluation.facts import Facts, lanes
 from taccl.analysis.certificates.finding.gates import GateCosts, labels_of
 from taccl.analysis.certificates.finding.volume import cover_of
-from taccl.analysis.certificates.gossip import spreading_in_nodes
+from taccl.analysis.certificates.gossip import sharing, spreading_in_nodes
 from taccl.analysis.certificates.sum_flow import Lane, lane_of
 from taccl.schedule.combine import reduction_half
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.finding.needed_sends import NeededSends
-    from taccl.problem.chunks import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def node_sum_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
     found = [
         (shared, kind.units * demand.classes[kind])
         for kind in demand.classes
-        if (shared := _sharing(kind.data, topology.node_of_rank)) is not None
+        if (shared := sharing(kind.data, topology.node_of_rank)) is not None
     ]
     cover = cover_of(demand.held, crossing)
     if not found or not cover or _holds_longer(demand, crossing):
@@ -85,19 +84,6 @@ def node_sum_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
         what = f"sends of sums between {most} nodes, after the first sums there and before the last copies"
         collected, spread = map(labels_of, times)
         yield Claim(ticks, what, NodeSums(tuple(resource for resource, _ in cover), collected, spread))
-
-
-def _sharing(data: Chunk, node: Sequence[int]) -> tuple[int, int, int] | None:
-    """(number of nodes that share a sum, min contributors in such a node, min ranks in one that want it).
-
-    None if fewer than two nodes share the sum. A node shares a sum if one of its ranks contributes to it, and
-    one of its ranks wants it.
-    """
-    starts, ends = (Counter(node[r] for r in at) for at in (data.origins, data.destinations))
-    both = starts.keys() & ends.keys()
-    if len(both) < 2:
-        return None
-    return len(both), min(starts[each] for each in both), min(ends[each] for each in both)
 
 
 def _holds_longer(demand: NeededSends, links: Sequence[int]) -> bool:
@@ -155,32 +141,25 @@ def _fills(facts: Facts, witness: NodeSums, ticks: Fraction) -> bool:
     if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
         return False
     node, links = facts.topology.node_of_rank, [e for e in facts.allowed if facts.topology.is_internode(e)]
-    need, adding, wanting = 0, facts.topology.num_ranks, facts.topology.num_ranks
+    need = 0
     for data, units in zip(facts.collective.chunks, facts.units, strict=True):
-        adders, takers = ([node[r] for r in ranks] for ranks in (data.origins, data.destinations))
-        shared = set(adders).intersection(takers)
-        if len(shared) > 1:
-            need += 2 * (len(shared) - 1) * units
-            adding = min(adding, *(adders.count(each) for each in shared))
-            wanting = min(wanting, *(takers.count(each) for each in shared))
+        shared = {node[r] for r in data.origins}.intersection(node[r] for r in data.destinations)
+        need += 2 * max(0, len(shared) - 1) * units
     if not need or any(beta > facts.beta[e] for e in links for _, beta, _ in facts.holds[e].values()):
         return False
-    within = [e for e in facts.allowed if not facts.topology.is_internode(e)]
-    reduction = Facts(reduction_half(facts.problem), divisible=True, in_network=False)
-    collected = reached(weightless(reduction), witness.collected, within, adding)
-    spread = reached(weightless(facts), witness.spread, within, wanting)
+    times = reached_in_nodes(facts, witness.collected, witness.spread, weightless)
     found, is_covered = lanes(facts, links, witness.resources)
-    if collected is None or spread is None or not is_covered:
+    if times is None or not is_covered:
         return False
     wait = min(idle for _, _, idle in found)
-    head, tail = min(wait, collected[-1]), min(wait, spread[-1])
+    head, tail = (min(wait, each[-1]) for each in times)
     if wait <= 0 or ticks <= head + tail + 2 * max(facts.alpha[e] for e in links):
         return False
 
     def passed(span: int | Fraction) -> Fraction:
         return sum((max(Fraction(0), ticks - span - idle) / beta for _, beta, idle in found), Fraction(0))
 
-    for early, late in ((collected, spread), ([0, head], [0, tail])):
+    for early, late in (times, ([0, head], [0, tail])):
         before = [min(each, head) for each in early for _ in late]
         after = [min(each, tail) for each in late for _ in early]
         for some in (after, after[::-1]):

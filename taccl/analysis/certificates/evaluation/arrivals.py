@@ -18,6 +18,7 @@ from itertools import pairwise
 from taccl.analysis.certificates.certificate import Labels
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages, passages_of
+from taccl.schedule.combine import reduction_half
 
 #: Max starting ranks for which shortest paths also limit the numbers of arrivals.
 _MOST_STARTS = 256
@@ -108,6 +109,30 @@ def reached(
     if not are_true(labels, arrived):
         return None
     return [since for since, more in awake for _ in range(more)]
+
+
+def reached_in_nodes(
+    facts: Facts, collected: Labels, spread: Labels, prepare: Callable[[Facts], Facts] = lambda facts: facts
+) -> tuple[list[int], list[int]] | None:
+    """Earliest ticks for 1, 2, ... contributions of a node at one rank, and for copies at 1, 2, ... ranks.
+
+    Both lists end with the least number in any node that shares a sum; None if a label is wrong.
+
+    - `prepare`: Transform of the facts by which arrivals are counted.
+    """
+    node = facts.topology.node_of_rank
+    adding = wanting = facts.topology.num_ranks
+    for data in facts.collective.chunks:
+        starts, ends = (Counter(node[r] for r in at) for at in (data.origins, data.destinations))
+        shared = starts.keys() & ends.keys()
+        if len(shared) > 1:
+            adding = min(adding, *(starts[each] for each in shared))
+            wanting = min(wanting, *(ends[each] for each in shared))
+    reduction = Facts(reduction_half(facts.problem), divisible=facts.divisible, in_network=False)
+    within = [e for e in facts.allowed if not facts.topology.is_internode(e)]
+    first = reached(prepare(reduction), collected, within, adding)
+    last = reached(prepare(facts), spread, within, wanting)
+    return None if first is None or last is None else (first, last)
 
 
 #: Max ranks for which distances from the ranks at which chunks enter sets are used.
