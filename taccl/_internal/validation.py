@@ -52,8 +52,6 @@ def validated(
 ) -> Model:
     """Validate data as an instance of `model`; an error names all wrong fields, or the first and a `remedy`.
 
-    - `source`: Name of the file, for messages.
-    - `error`: Class of the error raised.
     - `rename`: {field: its name in a file of another format}.
     - `remedy`: Advice that replaces the advice on each field.
     """

@@ -128,7 +128,6 @@ def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
     """Select numbers of parts per chunk with which files serve power-of-two sizes; all if none qualifies.
 
     - `collective`: A collective that leaves the number of chunks open, with one chunk per rank for now.
-    - `counts`: Numbers of parts to select from.
     """
     name, num_ranks = collective.name, collective.num_ranks
     whole = collective.size_chunks

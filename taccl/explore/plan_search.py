@@ -322,10 +322,7 @@ class PlanSearch:
         notes: list[str],
         able: Sequence[TimedSchedule],
     ) -> list[Tile]:
-        """Best ranges of sizes (tiles) whose schedules can be lowered; adds to `programs` and `notes`.
-
-        - `able`: Schedules to choose from.
-        """
+        """Best ranges of sizes (tiles) whose schedules can be lowered; adds to `programs` and `notes`."""
         remaining, reasons = list(able), dict[str, None]()
         # Large sizes come first, as finishes there give the tightest limits on finishes at other sizes.
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}

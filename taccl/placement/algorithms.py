@@ -183,7 +183,6 @@ def _rounds(rings: Ints, chunk: Ints, kind: str, first: int = 0) -> Iterator[Row
 
     - `rings`, (..., size): Ranks of each ring in order.
     - `chunk`, (..., size, num_chunks): Chunks that each position of a ring owns.
-    - `first`: First step.
     """
     size = rings.shape[-1]
     for adds in {"reduce-scatter": (True,), "allgather": (False,), "allreduce": (True, False)}[kind]:

@@ -181,8 +181,6 @@ def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
     """Thresholds between classes of sorted logarithms, by recursive cuts at the largest separation.
 
     Separation is the difference of the means over the standard deviation within the classes.
-
-    - `most`: Maximum number of classes.
     """
     count = len(ordered)
     if count < 4 or most < 2:

@@ -276,7 +276,6 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _
     pairs would seem slower than the slowest of few, though all are equal. Pairs whose hosts share equally
     many levels of clusters form a class.
 
-    - `probe`: The probe with these figures.
     - `variance`: {field: variance of the noise}.
 
     References

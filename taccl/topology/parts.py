@@ -255,7 +255,6 @@ def add_nodes(
 
     - `pairs`: {pair of local ranks: number of links between them}.
     - `costs`: {number of parallel links: cost of a send that uses all of them at once}.
-    - `switch`: Name of the switch.
     """
     num_nodes = builder.node_of_rank[-1] + 1
     size = len(builder.node_of_rank) // num_nodes

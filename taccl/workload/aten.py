@@ -173,7 +173,6 @@ def _arguments(
 
     - `operand`: Value of the operand at a position.
     - `typed`: Value of an element type, by name.
-    - `device`: Value of the rank's device.
     """
 
     def plain(value: Any) -> Any:

@@ -145,8 +145,6 @@ def text_of(
 ) -> str:
     """Python expression that computes an operation's result at one rank.
 
-    - `operands`: Expressions of the operands.
-    - `shape`: Local shape of the result.
     - `first`: Expression of the index of the first row (or element) of operand 0 that the rank has.
     - `rows`: Expression of the positions of the rank's attention queries; empty if the rank has all queries.
     """

@@ -39,8 +39,6 @@ def infer(operation: Operation, inputs: Sequence[Tensor], ranks: Mesh | int) -> 
     Raises `WorkloadError` if there is no valid layout. The layout is inferred separately along each dimension
     of the mesh. Results are cached, as transformations make many steps with nearly the same operations.
 
-    - `operation`: An operation of any kind.
-    - `inputs`: Its operands, in order.
     - `ranks`: The mesh of ranks, or their number.
     """
     return _inferred(operation, tuple(inputs), mesh_of(ranks))

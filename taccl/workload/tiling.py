@@ -62,7 +62,6 @@ def _join(
 
     Operations are added in program order. Raises `WorkloadError` if `operation` cannot run tile by tile.
 
-    - `tiles`: Number of tiles.
     - `axis`: Axis along which the result of the overlap's first operation is cut.
     - `axes`: {operation added before: axis of its tiles}.
     """

@@ -244,10 +244,7 @@ class _Program:
         ]
 
     def _operand(self, operation: Operation, place: int) -> str:
-        """Expression of an operand: the part that the operation reads at this rank for the current tile.
-
-        - `place`: Position of the operand.
-        """
+        """Expression of an operand: the part that the operation reads at this rank for the current tile."""
         workload, name = self.workload, operation.inputs[place]
         tensors, out = workload.operands(operation), workload.tensors[operation.name]
         tensor, tiling = tensors[place], workload.tiling(operation.name)

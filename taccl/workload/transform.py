@@ -326,7 +326,6 @@ def _are_disjoint(workload: Workload, one: Operation, two: Operation) -> bool:
 def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: Operation) -> Operation:
     """Collective that converts a tensor to a wanted layout, over the same groups as the collective `moved`.
 
-    - `name`: Name of the new collective.
     - `made`, `wanted`: Tensor to convert, and a tensor of the layout to reach.
     - `moved`: Collective before which an operation was moved.
     """

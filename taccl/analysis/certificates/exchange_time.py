@@ -226,7 +226,6 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     multiplied by the number of pairs that share a send inside a node, which makes them whole.
 
     - `costs`: Costs of holds inside nodes, from `costs_of`.
-    - `pair`: Price of a pair.
     """
     sharing, size = nodes.size * (nodes.number - 1), nodes.size
     # Start cells of the send to try, as one slice for each number of holds inside the node before it. No hold

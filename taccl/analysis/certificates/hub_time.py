@@ -273,7 +273,6 @@ def _no_hub_gains(costs: NDArray[np.int64], least: int, shift: int, pair: int, n
 
     - `costs`, `least`: Costs of holds, from `costs_of`, and the cells of the shortest.
     - `shift`: Min cells from the end of a hold into the hub to the start of a hold out of it that follows.
-    - `pair`: Price of a pair of ranks.
     """
     most, size = num_ranks - 1, len(costs) - shift
     if size < 1:

@@ -71,7 +71,6 @@ def load_msccl_xml(
 ) -> Program:
     """Load a program from an MSCCL XML file; see `parse_msccl_xml`.
 
-    - `path`: Path of the file.
     - `collective`, `root`: As in `parse_msccl_xml`.
     """
     return parse_msccl_xml(read_text(path, _LIMIT_BYTES), where=str(path), collective=collective, root=root)

@@ -101,7 +101,6 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
     Outputs are checked for ``allgather``, ``allreduce``, ``reducescatter``, ``alltoall``, ``broadcast`` and
     ``reduce``.
 
-    - `root`: Root of a broadcast or reduce.
     - `races`: True to search for unordered accesses, which takes most of the time.
 
     Raises `VerificationError` for the first fault. `FormatError` if the plan is malformed, exceeds a limit of

@@ -68,7 +68,6 @@ def dump_mscclpp_plan(
 ) -> dict[Path, str]:
     """{file: content} of a program's plan and, with `register`, of a Python module that registers it.
 
-    - `path`: Path of the plan.
     - `register`: True to write a module next to the plan, ``NAME_register.py``. It registers the plan with
       MSCCL++ and selects it for calls that it fits: see `taccl.formats.mscclpp.registration`.
     - `min_bytes`, `max_bytes`, `ranks_per_node`, `num_threads_per_block`, `max_threadblocks`, `split`,

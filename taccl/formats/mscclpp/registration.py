@@ -106,7 +106,6 @@ def registration_snippet(
       returned, or that were read from JSON. Their files must be in the module's folder. The first plan that
       fits a call is used.
     - `ranks_per_node`: Number of ranks per node for which plans are used; 0 for any number.
-    - `module`: Name of the module.
     """
     if not plans:
         raise InputError("found no plan; expected at least one", where="plans")

@@ -77,8 +77,6 @@ def read_system(top: XmlElement, given: Given, name: str) -> System:
     The file of an NVLink domain (MNNVL, as of GB200) has the CPUs of several hosts. Then names of CPUs and
     bus ids begin with the number of their host, as in ``1/0008:06:00.0``.
 
-    - `name`: Name of the server.
-
     Raises `FormatError` if an element lacks a value that no argument supplies, or has an invalid value.
     """
     system = System(given, PcieServer(name))

@@ -178,7 +178,6 @@ def _rows(
 
     Raises `FormatError` for a row with unknown cells or too few, and for a row of a device without a column.
 
-    - `start`: Index of the header.
     - `repairs`: List to which descriptions of repaired words are appended.
     """
     found: dict[str, tuple[int, list[str]]] = {}

@@ -142,10 +142,7 @@ class LinkLoads:
         self.limiting: list[_Row] = []
 
     def _place(self, digits: _Place) -> _Place:
-        """Distances from rank 0 along each dimension, sorted if all dimensions are alike.
-
-        - `digits`: Coordinates of a rank.
-        """
+        """Distances from rank 0 along each dimension, sorted if all dimensions are alike."""
         shapes = zip(digits, self.sizes, self.rings, strict=True)
         found = [min(x, size - x) if ring else x for x, size, ring in shapes]
         return tuple(sorted(found) if self.is_even else found)
@@ -223,7 +220,6 @@ class _Program:
     def _add(self, kind: int, send: Ints, used: Flags) -> None:
         """Add a row for each of some sends: the data over it costs no more than the link.
 
-        - `send`: Indices of the sends.
         - `used`: (num_hops, num_sends) True for each hop whose data use the send.
         """
         num_kinds, _, size = self.shape

@@ -200,10 +200,7 @@ class Volume:
 
 
 def _meeting(sets: RankSets, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(num_sets, num_sides) True if a set of ranks contains at least one rank of a side.
-
-    - `sides`, (num_sides, num_ranks) bool: Ranks of each side.
-    """
+    """(num_sets, num_sides) True if a set of ranks contains at least one rank of a side."""
     found = np.zeros((len(sets.sets), len(sides)), bool)
     filled = [number for number, ranks in enumerate(sets.sets) if ranks]
     if filled:
