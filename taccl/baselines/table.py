@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.baselines.buckets import bucket
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
@@ -114,7 +113,7 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
       forms, False for that of the first one.
     """
     per_link_s = 2e-5 * len(problem.topology.links)
-    starting, ending = ends_of(problem)
+    starting, ending = problem.collective.origin_sets.sizes, problem.collective.destination_sets.sizes
     num_phases = phases_of(problem)
     one_shot = max(int(starting @ ending), least_transfers(problem))
     transfers = {
@@ -136,20 +135,10 @@ def phases_of(problem: Problem) -> int:
     return 1 + (problem.collective.sums_up and not problem.collective.stays_at_roots)
 
 
-def ends_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number of origins and number of destinations of each chunk, as two arrays (num_chunks,)."""
-    collective = problem.collective
-    starting, ending = (
-        np.array([len(ranks) for ranks in ends.sets], dtype=np.int64)[ends.of_chunk]
-        for ends in (collective.origin_sets, collective.destination_sets)
-    )
-    return starting, ending
-
-
 def are_pairs(problem: Problem) -> bool:
     """True if each chunk goes from one rank to one rank, as in an alltoall."""
-    starting, ending = ends_of(problem)
-    return bool((starting == 1).all() and (ending == 1).all())
+    collective = problem.collective
+    return all((ends.sizes == 1).all() for ends in (collective.origin_sets, collective.destination_sets))
 
 
 def num_arrivals(problem: Problem) -> int:
@@ -158,6 +147,6 @@ def num_arrivals(problem: Problem) -> int:
     A chunk that is a sum counts its contributions instead, if these are more. Relays count, too, if each
     chunk goes from one rank to one rank.
     """
-    starting, ending = ends_of(problem)
+    starting, ending = problem.collective.origin_sets.sizes, problem.collective.destination_sets.sizes
     arrivals = int(np.maximum(ending, starting * problem.collective.sums_up).sum())
     return max(arrivals, least_transfers(problem))

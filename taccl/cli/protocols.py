@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.units import format_size
-from taccl.baselines.table import ends_of
 from taccl.cli.output import say
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.alltoallv import is_uneven
@@ -60,7 +59,7 @@ def under_best_protocol(problem: Problem, options: argparse.Namespace) -> Proble
     protocols, size, taken = problem.topology.protocols, problem.size_bytes, problem.topology.protocol
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
         return problem
-    if ends_of(problem)[1].sum() > _BOUNDED_ARRIVALS:
+    if problem.collective.destination_sets.sizes.sum() > _BOUNDED_ARRIVALS:
         say(f"note: protocol {taken} is used uncompared, at this number of ranks (--protocol chooses)")
         return problem
     ratings = _Ratings(problem, options.deadline)
@@ -98,9 +97,9 @@ class _Ratings:
         self._is_even = len(set(problem.chunk_bytes)) < 2
         # Estimates assume that all ranks take part alike.
         self._is_regular = self._is_even and not is_uneven(problem)
-        starting, ending = (int(each.sum()) for each in ends_of(problem))
-        contributions = starting if problem.collective.sums_up else 0
-        self._is_tried = ending + contributions <= _TRIED_ARRIVALS
+        starting, ending = problem.collective.origin_sets, problem.collective.destination_sets
+        contributions = starting.sizes.sum() if problem.collective.sums_up else 0
+        self._is_tried = ending.sizes.sum() + contributions <= _TRIED_ARRIVALS
 
     def compare(self) -> None:
         """Rate the protocols, in the way that suits the problem and the time."""

@@ -107,6 +107,11 @@ class RankSets:
         of_chunk = map(number_of_id.__getitem__, map(id, ranks_of_chunk))
         return cls(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(num_chunks,) number of ranks in each chunk's set."""
+        return np.array([len(ranks) for ranks in self.sets], dtype=np.int64)[self.of_chunk]
+
     def flags(self, num_ranks: int) -> NDArray[np.bool_]:
         """(num_sets, num_ranks) bool array: True for the ranks of each set."""
         found = np.zeros((len(self.sets), num_ranks), bool)

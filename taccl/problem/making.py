@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from taccl._internal.arguments import checked_as
+from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.clauses import Clauses
 from taccl.problem.collectives import CollectiveArguments, make
+from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -91,6 +94,28 @@ def make_problem(
     if clauses is None:
         clauses = _default_merging(topology, collective, sum(sizes))
     return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes), chunks_open)
+
+
+def by_default(problem: Problem) -> Problem:
+    """The problem with default clauses only."""
+    return make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
+
+
+def merged(problem: Problem) -> Problem | None:
+    """The problem with merging allowed on all links whose latency exceeds a chunk's transmission time.
+
+    None if sends may merge there already, or if a sketch determines merging.
+    """
+    collective, costs, links = problem.collective, problem.costs, hold_columns(problem.topology).link
+    waits = links[costs.hold_alpha > costs.hold_beta * int(costs.chunk_units.max(initial=1))]
+    merging = problem.clauses.merging.union(waits.tolist())
+    if merging == problem.clauses.merging or problem.clauses != by_default(problem).clauses:
+        return None
+    links_text = format_count(len(merging), "link")
+    note = f"chunks merge into one send on {links_text}, where latency exceeds a chunk's transmission time"
+    notes = (*problem.notes, f"{note}; to forbid it, set merging.links in a sketch")
+    together = problem.with_clauses(merging=merging, max_merge=max(6, collective.num_chunks))
+    return replace(together, notes=notes)
 
 
 def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:

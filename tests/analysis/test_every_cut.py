@@ -22,7 +22,7 @@ from taccl.analysis.certificates.scopes import (
     stronger,
 )
 from taccl.cli.output import result_answer
-from taccl.synthesis.suggesting.chunks import merged
+from taccl.problem.making import merged
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import HASTY, brief_synthesis
 from tests.fuzzing import by_turns, cases

@@ -18,6 +18,7 @@ from taccl.cli.output import Answer, following_values, picked, say, title_of
 from taccl.cli.problems import problem_from_options, schedule_in
 from taccl.cli.things import followed, held_by, program_in
 from taccl.problem.collectives import ARGUMENTS
+from taccl.problem.making import merged
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
@@ -48,8 +49,6 @@ def run(options: Namespace) -> Answer:
     """Show a proven lower bound on any schedule's finish, and its bottleneck."""
     noun = held_by(options.sketch)
     if noun not in _SUPERFLUOUS:
-        from taccl.synthesis.suggesting.chunks import merged
-
         problem = problem_from_options(options)
         if problem.chunks_open:  # also allow merged sends inside nodes, as synthesis does
             problem = merged(problem) or problem

@@ -16,7 +16,7 @@ from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.spread import complete_so_far, without_sketch
-from taccl.baselines.table import BASELINES, are_pairs, ends_of, num_arrivals, phases_of, row_of
+from taccl.baselines.table import BASELINES, are_pairs, num_arrivals, phases_of, row_of
 from taccl.baselines.table import build_times as baseline_times
 from taccl.errors import InputError
 from taccl.problem.alltoallv import is_uneven
@@ -407,7 +407,7 @@ def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float
         transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
         is_long = transfers > portfolio.balanced_transfers
         return math.inf if is_long else transfers * _BALANCED_S_PER_TRANSFER + links_s
-    starting, ending = ends_of(problem)
+    starting, ending = collective.origin_sets.sizes, collective.destination_sets.sizes
     arrivals = num_arrivals(problem)
     if arrivals > portfolio.baseline_arrivals:
         return math.inf

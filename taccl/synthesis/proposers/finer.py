@@ -28,7 +28,7 @@ from taccl.baselines.spread import (
 )
 from taccl.baselines.table import num_arrivals, row_of
 from taccl.errors import InputError
-from taccl.problem.making import make_problem
+from taccl.problem.making import by_default, make_problem
 from taccl.problem.problem import Problem
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.competing import BY_ESTIMATE, for_baselines_s, left_out, made_of, tried_finer
@@ -444,11 +444,6 @@ def cut(problem: Problem, parts: int) -> Problem:
     notes = [note for note in problem.notes if note not in default.notes]  # padding notes are made again
     finer = problem.collective.split(parts)
     return make_problem(problem.topology, finer, size_bytes=size_bytes, clauses=clauses, notes=notes)
-
-
-def by_default(problem: Problem) -> Problem:
-    """The problem with default clauses only."""
-    return make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
 
 
 def with_note_on_chunks(problem: Problem) -> Problem:

@@ -19,7 +19,7 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count, format_s
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
-from taccl.problem.costs import hold_columns
+from taccl.problem.making import merged
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
@@ -30,7 +30,7 @@ from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import baseline_us
 from taccl.synthesis.proposers.compiling import compile_in_a_row
-from taccl.synthesis.proposers.finer import by_default, cut, is_at_one_rank, with_note_on_chunks
+from taccl.synthesis.proposers.finer import cut, is_at_one_rank, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -324,23 +324,6 @@ def _overlapped(
 def improved_schedules(problem: Problem) -> list[Schedule]:
     """Unverified schedules by which the number of chunks was chosen; the search goes on from them."""
     return []
-
-
-def merged(problem: Problem) -> Problem | None:
-    """The problem with merging allowed on all links whose latency exceeds a chunk's transmission time.
-
-    None if sends may merge there already, or if a sketch determines merging.
-    """
-    collective, costs, links = problem.collective, problem.costs, hold_columns(problem.topology).link
-    waits = links[costs.hold_alpha > costs.hold_beta * int(costs.chunk_units.max(initial=1))]
-    merging = problem.clauses.merging.union(waits.tolist())
-    if merging == problem.clauses.merging or problem.clauses != by_default(problem).clauses:
-        return None
-    links_text = format_count(len(merging), "link")
-    note = f"chunks merge into one send on {links_text}, where latency exceeds a chunk's transmission time"
-    notes = (*problem.notes, f"{note}; to forbid it, set merging.links in a sketch")
-    together = problem.with_clauses(merging=merging, max_merge=max(6, collective.num_chunks))
-    return replace(together, notes=notes)
 
 
 def _cut_short(problem: Problem, untried: Sequence[int]) -> Problem:

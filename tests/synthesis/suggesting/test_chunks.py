@@ -9,7 +9,7 @@ import taccl
 from taccl._internal.deadline import NEVER, Deadline
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import COLLECTIVES
-from taccl.problem.making import make_problem
+from taccl.problem.making import make_problem, merged
 from taccl.problem.problem import Clauses
 from taccl.synthesis.checking import continue_from
 from taccl.synthesis.improve.improvement import compile_improvement, improve_schedule
@@ -18,7 +18,6 @@ from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import compiling
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting import chunks, suggest
-from taccl.synthesis.suggesting.chunks import merged
 from tests.arguments import WITHOUT_ARGUMENTS
 from tests.effort import AMPLE_S, BRIEF, HASTY, brief_synthesis
 from tests.fuzzing import thinned
