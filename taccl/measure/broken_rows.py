@@ -11,10 +11,11 @@ from taccl.measure.rows import is_broken, is_complete, num_begun
 _REST = re.compile(r"(?=.*[\dNn])\s*(?:[\d.eE+-]+|N/A|nan|inf)(?:\s+(?:[\d.eE+-]+|N/A|nan|inf))*\s*")
 #: Line of NCCL_DEBUG: host, process, thread and GPU.
 _DEBUG = re.compile(r"[\w.-]{1,253}:\d+:\d+ \[\d+\] [NR]CCL ")
-#: Such a line, or a report that nccl-tests ends, right behind a figure. A host name that begins with a digit
-#: cannot be told from the figure.
+#: Such a line, or a report that nccl-tests ends, right behind a figure or, in old versions, a reduction.
+#: A host name that begins with a digit cannot be told from the figure.
 _BEHIND_FIGURE = re.compile(
-    r"(?<=\d)[A-Za-z][\w.-]{0,252}(?::\d+:\d+ \[\d+\] [NR]CCL |: Test (?:timeout|\w+ failure)).*"
+    r"(?:(?<=\d)|(?<= (?:sum|min|max|avg))|(?<= (?:prod|none)))"
+    r"[A-Za-z][\w.-]{0,252}(?::\d+:\d+ \[\d+\] [NR]CCL |: Test (?:timeout|\w+ failure)).*"
 )
 #: Min broken rows that show that the lines of a log are broken, not one row alone.
 _MIN_ROWS = 3
