@@ -405,7 +405,7 @@ def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
 
     Fabrics by name, such as a torus, are not in NCCL's tables; their topology stays unchanged.
     """
-    from taccl.measure.tree_limit import tree_limit_gb_per_s  # loads all tables of machines
+    from taccl.measure.channel_limits import tree_limit_gb_per_s  # loads all tables of machines
 
     topology, share = problem.topology, TREE_SHARE
     if topology.machine and protocol not in [each.name for each in PROTOCOLS]:

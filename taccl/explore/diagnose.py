@@ -7,32 +7,29 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from statistics import median
 
-import numpy as np
-
 from taccl._internal.arguments import Count, Duration, checked
 from taccl._internal.deadline import Deadline, OutOfTime
-from taccl._internal.units import format_count, format_size
+from taccl._internal.units import format_size
 from taccl.errors import FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
 from taccl.explore.possible_gains import gains_of
 from taccl.explore.verdict import OVER, conclusion
 from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
+from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import Kink, irregularity_note, kinks, middle_clause, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below
 from taccl.measure.gpus import NO_PEERS, has_no_peers, may_be_bridged
-from taccl.measure.library import Run
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import machine_of, mismatches, other_gpus
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, WRONG, Log, Series
-from taccl.measure.tree_limit import channel_costs
 from taccl.problem.collective import busbw_factor
 from taccl.topology.models import library_name
 from taccl.topology.networks import INSTANCES, NETWORK_TITLES
 from taccl.topology.topology import Topology
-from taccl.topology.tuning import PACK_BYTES, PAIR_CHANNEL_NETWORK_GB_PER_S
+from taccl.topology.tuning import PACK_BYTES
 
 #: Max bytes of a message that shows latency.
 _SMALL = 4096
@@ -205,24 +202,9 @@ def _link_sentence(
     if 0 < direct < most:
         most, what = direct, "the rate of the links between two GPUs"
     said = f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
-    return said + (_channels_clause(series, on, most, version) if between else "")
-
-
-def _channels_clause(series: Series, on: Topology, nic_gb_per_s: float, version: Sequence[int]) -> str:
-    """Clause on the channels of messages between nodes, if they limit the rate below that of a NIC."""
     costs = channel_costs(on)
-    num_ranks, num_nodes = series.num_ranks, series.num_nodes
-    if costs is None or costs.fitted is not None or num_ranks < num_nodes:
-        return ""
-    num = Run(costs.under(version), POINT_TO_POINT, num_ranks, num_nodes, np.zeros(1)).message_channels
-    usual = num * PAIR_CHANNEL_NETWORK_GB_PER_S
-    if usual >= HEALTHY * nic_gb_per_s:
-        return ""
-    of = f"NCCL{' ' * bool(version)}{'.'.join(map(str, version))}"
-    return (
-        f"; {of} gives such a message {format_count(num, 'channel')} of about "
-        f"{PAIR_CHANNEL_NETWORK_GB_PER_S:g} GB/s among {num_ranks} ranks: set NCCL_NCHANNELS_PER_NET_PEER"
-    )
+    clause = "" if costs is None or rate >= HEALTHY * most else few_channels(costs.under(version), series)
+    return f"{said}; {clause}: set NCCL_NCHANNELS_PER_NET_PEER" if clause else said
 
 
 def _pair_gb_per_s(topology: Topology) -> float:

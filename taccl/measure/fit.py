@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from taccl._internal.arguments import Bytes, Count, Natural, checked
 from taccl.errors import InputError
 from taccl.measure.calibrate import calibrated
+from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import irregularity, irregularity_note
 from taccl.measure.estimate import (
     CONTRADICTED,
@@ -331,8 +332,8 @@ def fit(
             if each.num_nodes > topology.num_nodes and each.collective != POINT_TO_POINT:
                 said = wrong_ranks(topology, each.num_ranks, topology.num_ranks)
                 raise InputError(said, where=each.source)
-    kept = tuple(joined(series))
     costs = _costs(machine.name, read).on_ranks(local) if is_named else None
+    kept, slowed = _without_few_channels(joined(series), costs or channel_costs(on))
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
     shares = {
         num: links_share(on, local[:num]) if costs is None else costs.links_share(num)
@@ -358,6 +359,7 @@ def fit(
     p90 = float(np.percentile(errors, 90))
     poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes fit badly; see their table"
     notes = (
+        *slowed,
         *mismatches(read, kept, machine, rates),
         *guesses,
         *_at_limits(parameters),
@@ -406,6 +408,21 @@ def _costs(machine: str, logs: Sequence[Log]) -> Costs:
     """Costs of a machine by name, under the version of the library that the logs state."""
     version = next((log.debug.version for log in logs if log.debug.version), ())
     return costs_of(machine).under(version)
+
+
+def _without_few_channels(
+    series: Iterable[Series], costs: Costs | None
+) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    """(series whose rates are those of links and NICs, notes on the others).
+
+    Raises `InputError` if none are left.
+    """
+    found = [(each, few_channels(costs, each) if costs is not None else "") for each in series]
+    notes = [f"{each.source}: left out, as {clause}, less than a NIC" for each, clause in found if clause]
+    kept = tuple(each for each, clause in found if not clause)
+    if not kept:
+        raise InputError(f"{notes[0]}; add a collective on these nodes, or ib_write_bw", where="logs")
+    return kept, tuple(notes)
 
 
 def _senders(series: Series) -> int:

@@ -86,8 +86,8 @@ def test_two_of_eight_connected_gpus_have_one_link(log):
     ("nodes", "version", "told"),
     [
         (4, "", ""),
-        (8, "", "NCCL gives such a message 2 channels"),
-        (2, "NCCL version 2.28.9\n", "NCCL 2.28 gives such a message 2 channels"),
+        (8, "", "NCCL gives a message between nodes 2 channels"),
+        (2, "NCCL version 2.28.9\n", "NCCL 2.28 gives a message between nodes 2 channels"),
     ],
 )
 def test_few_channels_of_messages_between_nodes_are_told(log, nodes, version, told):

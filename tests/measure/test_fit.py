@@ -353,3 +353,17 @@ def test_too_few_sizes_have_the_interval_of_the_prior(log, sizes, is_told):
     assert rate.determined
     assert ("too few sizes" in rate.source) == is_told
     assert (rate.high / rate.low > 2) == is_told
+
+
+def test_messages_that_few_channels_limit_are_refused(tmp_path):
+    """Among 128 ranks a message between nodes has one channel, whose rate is not that of a NIC."""
+    gpus = "".join(
+        f"#  Rank {i} Group 0 Pid {i} on n{i // 8} device {i % 8} [0x1] NVIDIA B200\n" for i in range(128)
+    )
+    rows = "".join(
+        f" {2**k} {2**k // 4} float sum -1 {2**k / 14.5e3:.1f} 14.5 14.5 0\n" for k in range(26, 32)
+    )
+    log = tmp_path / "pairs.log"
+    log.write_text(f"# sendrecv_perf\n{gpus}{rows}")
+    with pytest.raises(InputError, match="1 channel of about 14 GB/s among 128 ranks.*add a collective"):
+        taccl.fit([str(log)], "b200")

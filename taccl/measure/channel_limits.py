@@ -1,4 +1,4 @@
-"""Maximum bandwidth of NCCL's tree allreduces: that of one channel times the number of channels."""
+"""Maximum bandwidth of NCCL's tree allreduces and of its messages between nodes, by their channels."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.caching import cached
+from taccl._internal.units import format_count
+from taccl.measure.facts import HEALTHY
 from taccl.measure.library import Run
 from taccl.measure.library_costs import Costs
 from taccl.measure.machine import import_network, machine_of
 from taccl.measure.predict import costs_of, known_machines
+from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.models import MODELS
 from taccl.topology.networks import NETWORKS
 from taccl.topology.nvls import port_generation
 from taccl.topology.profiles import PROFILES
-from taccl.topology.tuning import NVLINK_GB_PER_S
+from taccl.topology.tuning import NVLINK_GB_PER_S, PAIR_CHANNEL_NETWORK_GB_PER_S
 
 if TYPE_CHECKING:
+    from taccl.measure.series import Series
     from taccl.topology.topology import Topology
 
 #: Max relative error of a rate computed from the rounded cost of a link.
@@ -36,6 +40,22 @@ def tree_limit_gb_per_s(topology: Topology) -> float:
         return float("inf")
     run = Run(costs, "allreduce", topology.num_ranks, topology.num_nodes, np.zeros(1))
     return run.tree_limit_gb_per_s / 2
+
+
+def few_channels(costs: Costs, series: Series) -> str:
+    """Clause on the channels of a message between nodes, if these cannot fill a NIC; else empty."""
+    num_ranks, num_nodes = series.num_ranks, series.num_nodes
+    is_message = series.collective == POINT_TO_POINT and not series.streams
+    if not is_message or costs.fitted is not None or not 1 < num_nodes <= num_ranks:
+        return ""
+    num = Run(costs, POINT_TO_POINT, num_ranks, num_nodes, np.zeros(1)).message_channels
+    if num * PAIR_CHANNEL_NETWORK_GB_PER_S >= HEALTHY * costs.nic_gb_per_s:
+        return ""
+    library = f"NCCL {'.'.join(map(str, costs.version))}".strip()
+    return (
+        f"{library} gives a message between nodes {format_count(num, 'channel')} of about "
+        f"{PAIR_CHANNEL_NETWORK_GB_PER_S:g} GB/s among {num_ranks} ranks"
+    )
 
 
 def channel_costs(topology: Topology) -> Costs | None:

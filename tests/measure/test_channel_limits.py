@@ -6,7 +6,9 @@ import taccl
 from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
 from taccl.formats.nccl.topology import load_nccl_topology
-from taccl.measure.tree_limit import tree_limit_gb_per_s
+from taccl.measure.channel_limits import few_channels, tree_limit_gb_per_s
+from taccl.measure.predict import costs_of
+from taccl.measure.series import Series
 from tests.nvswitch import matrix, server_xml
 
 pytestmark = pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
@@ -79,3 +81,12 @@ def test_the_schedule_of_a_tree_has_its_limit(server):
     best, *_ = nccl_choices(problem)
     assert best.algorithm == "tree"
     assert nccl(problem).predicted_us == pytest.approx(best.time_us, rel=0.1)
+
+
+def test_few_channels_limit_messages_in_large_jobs():
+    """On B200, 128 ranks leave one channel to a message between nodes; 16 ranks leave four, enough for a NIC."""
+    clauses = [
+        few_channels(costs_of("b200"), Series("point-to-point", 8 * nodes, nodes, (8,), (9.0,), "a.log"))
+        for nodes in (2, 16)
+    ]
+    assert clauses == ["", "NCCL gives a message between nodes 1 channel of about 14 GB/s among 128 ranks"]
