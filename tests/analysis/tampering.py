@@ -18,11 +18,11 @@ from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.hub_time import HubTime
 from taccl.analysis.certificates.link_time import LinkTime, PlacePrices, TimePrices
-from taccl.analysis.certificates.node_data import NodeData
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.analysis.certificates.sum_flow import SumFlow
+from taccl.analysis.certificates.throughput import NodeData
 
 if TYPE_CHECKING:
     import random

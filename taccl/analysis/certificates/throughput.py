@@ -1,18 +1,28 @@
-"""Throughput bounds: from cuts, found by level sets and linear programs, and from multicommodity flows."""
+"""Throughput bounds: from cuts, found by level sets and linear programs, and from multicommodity flows.
+
+Over all chunkings, the data that enters a node is also bounded alone. It reaches ports inside the node only
+after it has crossed between nodes. Data that starts in the node may use these ports earlier, so a bound on
+all data does not count this wait. See docs/formulation.md, "Data into a node".
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 
 from taccl._internal.units import format_count
-from taccl.analysis.certificates.certificate import Claim
+from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.cuts import CutDual, throughput
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.level_sets import level_cut
+from taccl.analysis.certificates.readings import into_node
+from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 
 #: `_LEVELS_SHARE`: share of the remaining time in which cuts along level sets are searched.
@@ -107,3 +117,52 @@ def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
             return f"traffic {direction} node {node}"
     shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"traffic into ranks {shown} ({len(ranks)} ranks)"
+
+
+#: `_MOST_NODES`: max number of nodes to try that no symmetry maps to one another.
+#: `_MOST_S`: max seconds for the linear program of a node.
+_MOST_NODES, _MOST_S = 4, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeData(Witness):
+    """Witness for the data that enters `node`: `inner` proves the time that this data needs alone."""
+
+    kind, proves = "data into a node", "throughput"
+    preference = CutDual.preference + 1
+    any_chunking = True
+    node: int
+    inner: CutDual
+
+    def fits(self, problem: Problem) -> bool:
+        """True if the node and the ranks exist, and there is one price for each resource."""
+        return 0 <= self.node < problem.topology.num_nodes and self.inner.fits(problem)
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        part = into_node(facts.problem, self.node)
+        if part is None or facts.in_network or facts.only_switches_add:
+            return False
+        return self.inner.holds(Facts(part, divisible=facts.divisible, in_network=False), ticks)
+
+
+def node_data_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Yield throughput bounds of the data that enters a node, if several nodes have ranks."""
+    nodes = [frozenset(ranks) for ranks in demand.topology.ranks_of_node]
+    if in_network or not 1 < len(nodes) < demand.topology.num_ranks:
+        return
+    for ranks in demand.different(nodes)[:_MOST_NODES]:
+        node = nodes.index(ranks)
+        part = into_node(demand.problem, node)
+        if part is None:
+            continue
+        demand.deadline.check()
+        needed = NeededSends(part)
+        needed.deadline = demand.deadline
+        volume = Volume(part, divisible=True, distances=needed.distances)
+        budget_s = min(_MOST_S, demand.deadline.left_s)
+        found = throughput(volume, needed.symmetries, in_network=False, budget_s=budget_s)
+        for claim in cut_claims(volume, found):
+            assert isinstance(claim.witness, CutDual), "claims of cuts have the duals of cuts"
+            limits = f"{claim.limits}, of data from other nodes"
+            yield Claim(claim.ticks, limits, NodeData(node, claim.witness))
