@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise, permutations
+from math import log2
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +64,10 @@ def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
 
 def grid_of(topology: Topology) -> Dimensions | None:
     """Dimensions of a torus or mesh (only rings and lines); None for any other topology."""
+    # A rank has at most two neighbours along each dimension, of which there are at most log2(num_ranks).
+    most = 2 * topology.num_ranks * log2(topology.num_ranks)
+    if len(topology.links) > most and len({(link.srcs, link.dsts) for link in topology.links}) > most:
+        return None
     found = _found(topology)
     if isinstance(found, TopologyError) or any(each.kind not in ("ring", "line") for each in found.dims):
         return None

@@ -260,6 +260,8 @@ def prices(
             return lower_bound(of, divisible=divisible)
         part_s = share * deadline.left_s
         try:
+            if not divisible:
+                deadline.check()
             return lower_bound(of, divisible=divisible, budget_s=part_s, limit_s=part_s, end_s=part_s)
         except OutOfTime:
             if not (divisible or of.release_us or of.due_us):

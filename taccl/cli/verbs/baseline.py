@@ -87,8 +87,9 @@ def run(options: Namespace) -> Answer:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
         bounded, said = nccl_bounded(problem, schedule, considered[0], nvls=not options.no_nvls)
         notes += [*filter(None, (choice_gap(problem.topology, considered),)), *said]
-    left_s = max(LEAST_S, options.deadline.left_s)
+    left_s = options.deadline.left_s
     try:
+        options.deadline.check()
         bound = taccl.lower_bound(
             bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -75,11 +76,10 @@ class NeededSends:
         self.topology = problem.topology
         self.distances = Distances(problem)
         self.sums_for_all = problem.collective.sums_up
+        count, has_relays = problem.collective.num_chunks, problem.clauses.relays is not None
+        holders = map(problem.holders, range(count)) if has_relays else repeat(None, count)
         sizes = problem.costs.chunk_units.tolist()
-        kinds = [
-            ChunkKind(data, sizes[c], problem.holders(c), None)
-            for c, data in enumerate(problem.collective.chunks)
-        ]
+        kinds = list(map(ChunkKind, problem.collective.chunks, sizes, holders, repeat(None)))
         for each in problem.collective.derivations:
             made = tuple(self.distances.origins(each.chunk).items())
             kinds[each.chunk] = kinds[each.chunk]._replace(made=made)
