@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from benchmarks.report import Column, Row
-    from taccl.measure.fit import Fit
+    from taccl.measure.fitted import Fit
     from taccl.measure.library_costs import Costs
 
 #: `WORST_DEFAULT`: max median error of all points under default profiles.

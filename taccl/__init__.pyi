@@ -47,8 +47,8 @@ from taccl.formats.registry import write as write
 from taccl.formats.saved import load as load
 from taccl.formats.saved import save as save
 from taccl.measure.diagnosis import Diagnosis as Diagnosis
-from taccl.measure.fit import Fit as Fit
 from taccl.measure.fit import fit as fit
+from taccl.measure.fitted import Fit as Fit
 from taccl.measure.predict import Prediction as Prediction
 from taccl.measure.predict import predict as predict
 from taccl.placement.measuring import probe as probe

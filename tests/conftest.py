@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taccl.measure.fit import Fit
+    from taccl.measure.fitted import Fit
 
 
 def pytest_configure() -> None:

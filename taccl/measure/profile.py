@@ -12,7 +12,7 @@ from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.tuning import PROTOCOLS, SOURCE, Protocol
 
 if TYPE_CHECKING:
-    from taccl.measure.fit import Fit, FittedParameter, FittedSeries
+    from taccl.measure.fitted import Fit, FittedParameter, FittedSeries
 
 
 def profile_toml(fit: Fit, name: str) -> str:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from taccl.measure.fit import Fit
+    from taccl.measure.fitted import Fit
 
 
 T = TypeVar("T")
