@@ -363,14 +363,18 @@ class Run:
         rate = np.minimum(node, each * peers * speed)
         return rate, filling_us(message, each, rate / peers, sizes)
 
+    def _network_channels(self, message: Floats) -> Floats:
+        """Number of channels that carry a message to a rank on another node."""
+        num, most = 2 * self.num_channels, self.message_channels
+        return pair_channels(num, most, self.num_ranks, message, PAIR_SIZES["network"])
+
     def _network_pipeline(self, message: Floats) -> tuple[Floats | float, Floats | float]:
         """(GB/s of a message to a rank on another node, us until its first chunks have arrived)."""
-        costs, sizes = self.costs, PAIR_SIZES["network"]
-        if costs.fitted is not None:
+        if self.costs.fitted is not None:
             return self.nic, 0.0
-        each = pair_channels(2 * self.num_channels, self.message_channels, self.num_ranks, message, sizes)
-        rate = np.minimum(self.nic, each * PAIR_CHANNEL_NETWORK_GB_PER_S * costs.network_rate)
-        return rate, filling_us(message, each, rate, sizes)
+        each = self._network_channels(message)
+        rate = np.minimum(self.nic, each * PAIR_CHANNEL_NETWORK_GB_PER_S * self.costs.network_rate)
+        return rate, filling_us(message, each, rate, PAIR_SIZES["network"])
 
     def _message(self) -> tuple[Floats, Floats | float, float]:
         """(us over the wire at the full rate, us to fill the pipeline, us between nodes) of a message.
@@ -388,6 +392,9 @@ class Run:
         costs, n, g = self.costs, self.num_ranks, self.per_node
         rate, fill_us = self._pair_pipeline(self.size / n, g - 1, self.node * costs.pair_rates.all)
         outside, peers = self.nic / min(g, costs.ranks_per_nic), n - g
+        if peers and costs.fitted is None:
+            each = self._network_channels(self.size / n)
+            fill_us = filling_us(self.size / n, each, outside / peers, PAIR_SIZES["network"])
         wire_us = self.size / 1000 / n * np.maximum((g - 1) / rate, peers / outside)
         post_us = PROTOCOLS[0].ring_network_us + NET_POST_US["Intel"] + costs.network.hop_us / max(peers, 1)
         return wire_us, fill_us, peers * post_us * costs.network_latency

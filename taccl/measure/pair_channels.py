@@ -53,13 +53,15 @@ def network_channels(
     return num
 
 
-def filling_us(message_bytes: Floats, num: Floats, gb_per_s: Floats, sizes: PairSizes) -> Floats:
+def filling_us(message_bytes: Floats, num: Floats, gb_per_s: Floats | float, sizes: PairSizes) -> Floats:
     """Pipeline fill time in us: a receiver can copy a channel's first chunk only once it has arrived.
 
     - `gb_per_s`: Rate of all channels of the message together.
     """
-    chunk = np.minimum(message_bytes / num, sizes.chunk)
-    return chunk * num / (1000 * gb_per_s)
+    chunk = np.full_like(message_bytes, sizes.chunk)
+    for below, divisor in sizes.smaller:
+        chunk[message_bytes < below] = sizes.chunk / divisor
+    return np.minimum(message_bytes / num, chunk) * num / (1000 * gb_per_s)
 
 
 def _power_above(num: int) -> int:

@@ -157,17 +157,21 @@ PACK_BYTES = 16
 
 
 class PairSizes(NamedTuple):
-    """Sizes in bytes of a message between two ranks: of its chunks, and least and most for a channel."""
+    """Sizes in bytes of a message between two ranks: of its chunks, and least and most for a channel.
+
+    - `smaller`: (size of a message, divisor of the chunks of smaller ones), in falling order of sizes.
+    """
 
     chunk: int
     least_part: int
     most_part: int
+    smaller: tuple[tuple[int, int], ...] = ()
 
 
 #: Sizes of messages over NVLink, and of ranks on several nodes (``src/init.cc``, ``addP2pToPlan``).
 PAIR_SIZES = {
     "node": PairSizes(512 << 10, 64 << 10, 16 << 20),
-    "network": PairSizes(128 << 10, 64 << 10, 128 << 10),
+    "network": PairSizes(128 << 10, 64 << 10, 128 << 10, ((1 << 20, 2), (128 << 10, 4))),
 }
 #: `PAIR_CHANNEL_NETWORK_GB_PER_S`: GB/s of a channel of a message between nodes, by which NCCL chooses their
 #: number (``src/graph/paths.cc``, since 2.29). Published: 14.5 to 15.2 with one channel on 16 to 64 nodes of

@@ -39,3 +39,10 @@ def test_an_alltoall_on_b200_uses_28_of_32_channels():
     costs = costs_of("b200")
     small, large = predicted_us(costs, "alltoall", 8, 1, np.array([256.0 * MB, 512.0 * MB]))
     assert 256 * MB * 7 / 8 / (large - small) / 1000 == pytest.approx(28 * 22.5 * 0.93, rel=0.01)
+
+
+@pytest.mark.parametrize(("message", "chunk"), [(64 * KB, 32 * KB), (512 * KB, 64 * KB), (2 * MB, 128 * KB)])
+def test_small_messages_between_nodes_have_small_chunks(message, chunk):
+    """Chunks of messages between nodes are a quarter below 128 KB, and a half below 1 MB."""
+    filled = filling_us(np.array([float(message)]), np.array([1.0]), 20.0, PAIR_SIZES["network"])
+    assert filled[0] == pytest.approx(chunk / 20_000)

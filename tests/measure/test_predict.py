@@ -429,3 +429,9 @@ def test_a_rate_of_the_network_is_a_number_above_zero(rate):
     """A network rate that is not a positive number is refused, and the error names the argument."""
     with pytest.raises(InputError, match="network_gb_per_s: found"):
         taccl.predict("dgx-h100", "allreduce", "1MB", nodes=2, network_gb_per_s=rate)
+
+
+@pytest.mark.parametrize(("size_mb", "measured_us"), [(8, 316), (64, 1695), (1024, 25261)])
+def test_an_alltoall_between_nodes_fills_its_pipelines(size_mb, measured_us):
+    """The first chunks to all peers share a NIC (two DGX A100, argonne-lcf/alcf-nccl-tests, results_sophia)."""
+    assert us("dgx-a100", "alltoall", size_mb << 20, nodes=2) == pytest.approx(measured_us, rel=0.13)
