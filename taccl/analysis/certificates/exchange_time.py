@@ -144,27 +144,19 @@ class _Nodes(NamedTuple):
 
 def _nodes_of(facts: Facts) -> _Nodes | None:
     """The nodes, if all are alike, and all ranks contribute to a sum that all want; else None."""
-    if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
-        return None
     sizes = Counter(facts.topology.node_of_rank)
     number, (size, *others) = len(sizes), set(sizes.values())
-    if others or not 2 <= number <= _MOST_NODES or not 2 <= size <= _MOST_IN_NODE:
+    if others or not 2 <= number <= _MOST_NODES or not 2 <= size <= _MOST_IN_NODE or not facts.shared_units:
         return None
-    everyone = set(range(facts.topology.num_ranks))
-    units = sum(
-        size
-        for chunk, size in zip(facts.collective.chunks, facts.units, strict=True)
-        if set(chunk.origins) == everyone == set(chunk.destinations)
-    )
     between = [e for e in facts.allowed if facts.topology.is_internode(e)]
     port = port_of(facts, [e for e in facts.allowed if not facts.topology.is_internode(e)])
     nic = port_of(facts, between)
-    if port is None or nic is None or not units:
+    if port is None or nic is None:
         return None
     node, nics = facts.topology.node_of_rank, len({facts.src[e] for e in between})
     there = Counter((facts.src[e], node[facts.dst[e]]) for e in between)
     here = Counter((facts.dst[e], node[facts.src[e]]) for e in between)
-    return _Nodes(number, size, port, nic, nics, units, max(*there.values(), *here.values()))
+    return _Nodes(number, size, port, nic, nics, facts.shared_units, max(*there.values(), *here.values()))
 
 
 class _Grid(NamedTuple):

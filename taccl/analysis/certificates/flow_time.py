@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,25 +21,13 @@ from numpy.typing import NDArray
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts, lanes
 from taccl.analysis.certificates.finding.distances import shortest_times
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.finding.volume import cover_of, crossing_links
+from taccl.analysis.certificates.finding.needed_sends import Lane, NeededSends
+from taccl.analysis.certificates.finding.volume import crossing_links
 from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 
 #: Max ranks for which all pairs of source and target are examined (about 1 s).
 _MOST_RANKS = 256
-
-
-class Lane(NamedTuple):
-    """Costs in ticks of a resource at a rank, which every send over some of the rank's links holds.
-
-    - `alpha`, `beta`: A send of u units holds the resource for at least ``alpha + beta * u`` ticks.
-    - `idle`: Min ticks of a send in which it does not hold the resource.
-    """
-
-    alpha: int
-    beta: int
-    idle: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +70,13 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     demand.deadline.check()
     units, between = _common_units(demand), _between(problem)
     pairs = np.argwhere((units > 0) & np.isfinite(between) & (between >= 0))
-    covers = {}
+    lanes = {}
     for rank in sorted({*pairs.ravel().tolist()}):
         demand.deadline.check()
         for entering in (False, True):
             links = crossing_links(problem, (frozenset([rank]),), entering=entering).tolist()
-            covers[rank, entering] = cover_of(demand.held, links)
-    lanes = {
-        key: tuple(sorted(_lane(demand, links, resource) for resource, links in cover))
-        for key, cover in covers.items()
-    }
+            lanes[rank, entering] = demand.lanes(links)
+    costs = {key: tuple(sorted(each.values())) for key, each in lanes.items()}
 
     @cache
     def mean(some: tuple[Lane, ...], count: int) -> tuple[Fraction, Fraction]:
@@ -100,7 +84,7 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
 
     best, of_best = Fraction(0), None
     for source, target in pairs.tolist():
-        count, at_ends = int(units[source, target]), (lanes[source, False], lanes[target, True])
+        count, at_ends = int(units[source, target]), (costs[source, False], costs[target, True])
         if not all(at_ends):
             continue
         (before, price), (after, other) = (mean(some, count) for some in at_ends)
@@ -109,9 +93,7 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
             best, of_best = ticks, (source, target, (price, other))
     if of_best is not None:
         source, target, prices = of_best
-        leaving, into = (
-            tuple(resource for resource, _ in covers[key]) for key in ((source, False), (target, True))
-        )
+        leaving, into = tuple(lanes[source, False]), tuple(lanes[target, True])
         what = f"data from rank {source} to rank {target}, stored and forwarded send by send"
         yield Claim(best, what, FlowTime(source, target, leaving, into, prices))
 
@@ -140,22 +122,6 @@ def _between(problem: Problem) -> NDArray[np.float64]:
     onward = [times[row].min(axis=0, initial=np.inf) for row in joined]
     found = [[each[column].min(initial=np.inf) for column in joined.T] for each in onward]
     return np.where(joined, -1.0, np.array(found))
-
-
-def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
-    """Costs of a resource as a `Lane`: the least over some links, all of which hold it."""
-    costs = demand.problem.costs
-    longest, idle, sides = int(costs.chunk_units.sum()), [], set()
-    alphas, betas = [], []
-    for e in links:
-        alpha, beta, receives = demand.held[e][resource]
-        alphas.append(alpha)
-        betas.append(beta)
-        sides.add(receives)
-        idle.append(int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest))
-    # If some links hold the resource for the sender and others for the receiver, holds may follow one another
-    # without a gap, so count no idle time.
-    return Lane(min(alphas), min(betas), min(idle) if len(sides) == 1 else min(0, *idle))
 
 
 def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:

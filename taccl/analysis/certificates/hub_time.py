@@ -186,17 +186,9 @@ def port_of(facts: Facts, links: Sequence[int]) -> Port | None:
 
 def _is_proven(facts: Facts, witness: HubTime) -> bool:
     """True if the prices prove that no schedule ends before the horizon, over all chunkings."""
-    if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
-        return False
-    num_ranks = facts.topology.num_ranks
-    everyone = set(range(num_ranks))
-    units = sum(
-        size
-        for chunk, size in zip(facts.collective.chunks, facts.units, strict=True)
-        if set(chunk.origins) == everyone == set(chunk.destinations)
-    )
-    port = port_of(facts, facts.allowed)
-    if port is None or not units or witness.horizon <= port.idle:
+    num_ranks, units = facts.topology.num_ranks, facts.shared_units
+    port = port_of(facts, facts.allowed) if units else None
+    if port is None or witness.horizon <= port.idle:
         return False
     if witness.horizon > 3 * (port.alpha + port.idle):  # data may pass two ranks
         return False

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,13 +20,9 @@ from taccl.analysis.certificates.certificate import Claim, Labels, OfResources
 from taccl.analysis.certificates.evaluation.arrivals import reached_in_nodes
 from taccl.analysis.certificates.evaluation.facts import Facts, lanes
 from taccl.analysis.certificates.finding.gates import GateCosts, labels_of
-from taccl.analysis.certificates.finding.volume import cover_of
+from taccl.analysis.certificates.finding.needed_sends import Lane, NeededSends
 from taccl.analysis.certificates.gossip import sharing, spreading_in_nodes
-from taccl.analysis.certificates.sum_flow import Lane, lane_of
 from taccl.schedule.combine import reduction_half
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.finding.needed_sends import NeededSends
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +59,8 @@ def node_sum_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
         for kind in demand.classes
         if (shared := sharing(kind.data, topology.node_of_rank)) is not None
     ]
-    cover = cover_of(demand.held, crossing)
-    if not found or not cover or _holds_longer(demand, crossing):
+    resources = demand.lanes(crossing)
+    if not found or not resources or _holds_longer(demand, crossing):
         return
     demand.deadline.check()
     need = sum(2 * (nodes - 1) * units for (nodes, _, _), units in found)
@@ -76,14 +71,14 @@ def node_sum_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
         spreading_in_nodes(GateCosts(reduction_half(single), 0), inside, adding),
         spreading_in_nodes(GateCosts(single, 0), inside, wanting),
     )
-    passing = Counter(lane_of(demand, links, resource) for resource, links in cover)
+    passing = Counter(resources.values())
     longest = max(int(problem.costs.link_alpha[e]) for e in crossing)
     ticks = _least_ticks(passing, times, longest, need)
     if ticks > 0:
         most = max(nodes for (nodes, _, _), _ in found)
         what = f"sends of sums between {most} nodes, after the first sums there and before the last copies"
         collected, spread = map(labels_of, times)
-        yield Claim(ticks, what, NodeSums(tuple(resource for resource, _ in cover), collected, spread))
+        yield Claim(ticks, what, NodeSums(tuple(resources), collected, spread))
 
 
 def _holds_longer(demand: NeededSends, links: Sequence[int]) -> bool:

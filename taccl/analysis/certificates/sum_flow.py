@@ -9,18 +9,16 @@ or start late. This bounds the makespan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, OfResources
 from taccl.analysis.certificates.evaluation.facts import Facts, lanes
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.finding.volume import cover_of
+from taccl.analysis.certificates.finding.needed_sends import Lane, NeededSends
 
 #: Approximate max number of early sends over a resource for which the bound is computed.
 _MOST_SENDS = 200
@@ -34,18 +32,6 @@ _VALUES, _ROUNDS = 9, 4
 _SETTLING = 4
 #: Denominator of `SumFlow.horizon`. The denominator of `SumFlow.price` is `_FINE` times the number of ranks.
 _FINE = 16
-
-
-class Lane(NamedTuple):
-    """Costs of a resource that all sends of some links hold, in ticks.
-
-    - `alpha`, `beta`: A send of u units holds the resource for at least ``alpha + beta * u`` ticks.
-    - `idle`: Min ticks of a send before its hold, plus min ticks after it.
-    """
-
-    alpha: int
-    beta: int
-    idle: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +63,8 @@ def sum_flow_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
     if not units or num_ranks < 3:
         return
     demand.deadline.check()
-    cover = cover_of(demand.held, demand.allowed)
-    lanes = Counter(lane_of(demand, links, resource) for resource, links in cover)
+    resources = demand.lanes(demand.allowed)
+    lanes = Counter(resources.values())
     shortest = min((int(problem.costs.link_alpha[e]) for e in demand.allowed), default=0)
     if not lanes or not shortest or not all(lane.beta for lane in lanes):
         return
@@ -87,27 +73,7 @@ def sum_flow_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
     if found is not None:
         ticks, horizon, price = found
         what = f"sums of {num_ranks} ranks, whose sends end early or start late"
-        resources = tuple(resource for resource, _ in cover)
-        yield Claim(ticks, what, SumFlow(resources, horizon, price))
-
-
-def lane_of(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
-    """Costs of a resource as a `Lane`: the least over some links, all of which hold it."""
-    costs = demand.problem.costs
-    longest = int(costs.chunk_units.sum())
-    alphas, betas = [], []
-    rests: dict[bool, list[int]] = {False: [], True: []}
-    for e in links:
-        alpha, beta, receives = demand.held[e][resource]
-        alphas.append(alpha)
-        betas.append(beta)
-        rest = int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest)
-        rests[receives].append(rest)
-    # If some links hold the resource for the sender and others for the receiver, holds may follow one another
-    # without a gap, so count no idle time.
-    mixed = bool(rests[False]) and bool(rests[True])
-    rest = min(rests[False] + rests[True])
-    return Lane(min(alphas), min(betas), min(0, rest) if mixed else rest)
+        yield Claim(ticks, what, SumFlow(tuple(resources), horizon, price))
 
 
 class _Flow:
@@ -221,15 +187,7 @@ def _gain_near(lane: Lane, horizon: NDArray[np.float64], price: NDArray[np.float
 
 def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
     """Bound in ticks that the witness proves; 0 if it proves nothing."""
-    number, none = facts.topology.num_ranks, Fraction(0)
-    if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
-        return none
-    everyone = set(range(number))
-    units = sum(
-        size
-        for chunk, size in zip(facts.collective.chunks, facts.units, strict=True)
-        if set(chunk.origins) == everyone == set(chunk.destinations)
-    )
+    number, units, none = facts.topology.num_ranks, facts.shared_units, Fraction(0)
     if number < 3 or not units:
         return none
     needed = 2 * units * (number - 1) * (witness.price + witness.horizon)

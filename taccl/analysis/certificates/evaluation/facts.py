@@ -148,6 +148,20 @@ class Facts:
         """
         return not (self.multi or self.made_at or len(set(self.units)) != 1 or self.in_network)
 
+    @cached_property
+    def shared_units(self) -> int:
+        """Units of the sums that have contributions of all ranks and are wanted by all.
+
+        0 if switches may add, if a link has several sources or destinations, or if chunks are derived.
+        """
+        if self.multi or self.made_at or self.in_network or self.only_switches_add or not self.sums:
+            return 0
+        everyone = set(range(self.topology.num_ranks))
+        sizes = zip(self.collective.chunks, self.units, strict=True)
+        return sum(
+            units for chunk, units in sizes if set(chunk.origins) == everyone == set(chunk.destinations)
+        )
+
     def outside(self, ranks: frozenset[int]) -> Iterator[tuple[int, set[int]]]:
         """Yield (chunk, outside holders) of chunks that `ranks` lack, or sums with outside contributions."""
         for c, data in enumerate(self.collective.chunks):

@@ -19,13 +19,13 @@ from taccl._internal.deadline import NEVER
 from taccl.analysis.certificates.certificate import BorderJob
 from taccl.analysis.certificates.finding.distances import Distances
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts
-from taccl.analysis.certificates.finding.volume import crossing_links
+from taccl.analysis.certificates.finding.volume import cover_of, crossing_links
 from taccl.analysis.certificates.readings import time_reversed
 from taccl.problem.costs import link_ends, wide_links
 from taccl.sketch.group import find_symmetries
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -45,6 +45,18 @@ class ChunkKind(NamedTuple):
     units: int
     holders: frozenset[int] | None
     made: tuple[tuple[int, int], ...] | None
+
+
+class Lane(NamedTuple):
+    """Costs in ticks of a resource that all sends over some links hold.
+
+    - `alpha`, `beta`: A send of u units holds the resource for at least ``alpha + beta * u`` ticks.
+    - `idle`: Min ticks of a send in which it does not hold the resource.
+    """
+
+    alpha: int
+    beta: int
+    idle: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +166,25 @@ class NeededSends:
             for kind, count in self.classes.items()
             if everyone == set(kind.data.origins) == set(kind.data.destinations)
         )
+
+    def lanes(self, links: Iterable[int]) -> dict[int, Lane]:
+        """{resource: its costs} of resources that cover the links; empty if no resources cover all of them.
+
+        Costs are the least over the links that the resource covers.
+        """
+        costs = self.problem.costs
+        longest, found = int(costs.chunk_units.sum()), dict[int, Lane]()
+        for resource, mine in cover_of(self.held, links):
+            alphas, betas, sides = zip(*(self.held[e][resource] for e in mine), strict=True)
+            idle = [
+                int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest)
+                for e, alpha, beta in zip(mine, alphas, betas, strict=True)
+            ]
+            # If some links hold the resource for the sender and others for the receiver, holds may follow one
+            # another without a gap, so count no idle time.
+            wait = min(idle) if len({*sides}) == 1 else min(0, *idle)
+            found[resource] = Lane(min(alphas), min(betas), wait)
+        return found
 
     @cached_property
     def symmetries(self) -> Symmetries:
