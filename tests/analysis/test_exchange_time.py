@@ -91,6 +91,17 @@ def test_two_nodes_leave_time_for_three_sends_between_them(monkeypatch):
     assert 2 * 4 + 2 * 1 < bound.bound < min(baseline_finishes(problem, cut=False))
 
 
+def test_short_sums_end_before_three_hops_in_a_row(monkeypatch):
+    """The bound exceeds a send between nodes and one inside; for fewer bytes, a second one inside does not fit."""
+    topology, found = cluster(2, 3, near=(1, Fraction(1, 50), 10), far=(4, Fraction(1, 50), 60)), []
+    monkeypatch.setattr(exchange_time, "_GRIDS", ((80, (0.04, 0.02)),))
+    for size in (16_000, 64_000):
+        (bound,) = certificates(allreduce(topology, size))
+        assert bound.check() and not raised(bound).check()
+        found.append(bound.bound_us)
+    assert 4 + 1 < found[0] < 4 + 2 < found[1]
+
+
 @pytest.mark.parametrize("rails", [False, True])
 def test_a_send_is_the_first_of_two_for_few_pairs(rails):
     """A send between nodes joins no more pairs with a second one than the bound counts, on any shifted grid.

@@ -286,9 +286,12 @@ class _Search(HorizonSearch["ExchangeTime"]):
     def __init__(self, facts: Facts, nodes: _Nodes) -> None:
         self.facts, self.nodes = facts, nodes
         # The search starts at the latency of three hops, or at the time of all bytes through a NIC if longer.
+        # If no prices prove three hops, it starts at two.
         sends = nodes.number * (nodes.number - 1) * nodes.units * nodes.nic.beta
-        hops = nodes.nic.alpha + nodes.nic.idle + 2 * (nodes.port.alpha + nodes.port.idle)
-        super().__init__(max(float(hops), nodes.nic.idle + sends / nodes.nics), nodes.longest, (2, 2))
+        once, hop = (port.alpha + port.idle for port in (nodes.nic, nodes.port))
+        least = nodes.nic.idle + sends / nodes.nics
+        starts = {max(float(once + number * hop), least) for number in (1, 2)}
+        super().__init__(sorted(starts, reverse=True), nodes.longest, (2, 2))
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> ExchangeTime | None:
         """Witness with `one` of `_HEIGHTS` and `two` of `_FALLS`; None if it does not prove the horizon."""

@@ -114,7 +114,7 @@ class _Search(HorizonSearch["HubTime"]):
         busy = port.idle + 2 * (num_ranks - 1) * port.beta * units / num_ranks
         # Above three hops nothing is proven, as data may then pass two ranks between source and destination.
         hop = port.alpha + port.idle
-        super().__init__(max(2.0 * hop, busy), 3 * hop, (2, 4))
+        super().__init__((max(2.0 * hop, busy),), 3 * hop, (2, 4))
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> HubTime | None:
         """Witness with `one` of `_MIDDLES` and `two` of `_FALLS`; None if it does not prove the horizon."""

@@ -21,15 +21,16 @@ W = TypeVar("W", bound=_HasHorizon)
 class HorizonSearch(Generic[W]):
     """Search for the longest horizon, over a family of prices with two shape parameters.
 
-    - `start`, `longest`: Ticks at which the search starts, and above which it proves nothing.
+    - `starts`: Ticks at which the search starts: the first of these that prices prove.
+    - `longest`: Ticks above which it proves nothing.
     - `families`: Values to try of the two shape parameters.
     - `shape`: Indices into `families` to try first; later those that proved the last horizon.
     """
 
     families: tuple[Sequence[float], Sequence[float]]
 
-    def __init__(self, start: float, longest: float, shape: tuple[int, int]) -> None:
-        self.start, self.longest, self.shape = start, longest, shape
+    def __init__(self, starts: Sequence[float], longest: float, shape: tuple[int, int]) -> None:
+        self.starts, self.longest, self.shape = starts, longest, shape
         self.best: W | None = None
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> W | None:
@@ -41,11 +42,11 @@ class HorizonSearch(Generic[W]):
 
         A caller with little time can thus use the last witness before its deadline.
         """
-        best = self.start * (1 + steps[-1]) if self.best is None else float(self._found.horizon)
         if self.best is None:  # find prices that prove anything
-            if not self._proves(best, cells):
+            if not any(self._proves(start * (1 + steps[-1]), cells) for start in self.starts):
                 return
             yield self._found
+        best = float(self._found.horizon)
         for step in steps:
             while self._proves(best * (1 + step), cells):
                 best *= 1 + step
