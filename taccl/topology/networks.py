@@ -49,105 +49,38 @@ _OFI_CHUNK = 512 << 10
 NETWORKS = {
     each.name: each
     for each in (
-        Network(
-            "infiniband",
-            0,
-            2,
-            0.6,
-            0.93,
-            0,
-            True,
-            "published logs of 2 x 8 B200 (hosts of Intel) and 2 x 8 A100 (hosts of AMD)",
-            amd_start_us=9,
-        ),
+        Network("infiniband", 0, 2, 0.6, 0.93, 0, True,
+                "published logs of 2 x 8 B200 (hosts of Intel) and 2 x 8 A100 (hosts of AMD)",
+                amd_start_us=9),
         Network("roce", 0, 2, 0.6, 0.93, 0, True, "as InfiniBand; our choice", amd_start_us=9),
-        Network(
-            "gib", 0, 9, 0.6, 0.93, 0, True, "RoCE of Google (gIB): published log of 2 x 1 H200; else as RoCE"
-        ),
-        Network(
-            "roce-pcie",
-            0,
-            0,
-            0.6,
-            0.65,
-            0,
-            False,
-            "published log of 2 x 1 L40S: no more than 0.65 of 100 Gb/s",
-        ),
+        Network("gib", 0, 9, 0.6, 0.93, 0, True,
+                "RoCE of Google (gIB): published log of 2 x 1 H200; else as RoCE"),
+        Network("roce-pcie", 0, 0, 0.6, 0.65, 0, False,
+                "published log of 2 x 1 L40S: no more than 0.65 of 100 Gb/s"),
         Network("efa", 67, 0, 4, 0.86, 75, False, f"{_OFI}; hop: published log of 2 x 8 A100 (p4de)"),
-        Network(
-            "efa-rdma",
-            18,
-            9,
-            3,
-            0.9,
-            75,
-            True,
-            f"{_OFI}; hop: published log of 2 x 8 H100 (p5)",
-            _OFI_CHUNK,
-        ),
-        Network(
-            "efa-rdma-2", 9, 9, 3, 0.9, 35, True, f"{_OFI_2}; hop: half of that of p5, our choice", _OFI_CHUNK
-        ),
-        Network(
-            "tcpx",
-            300,
-            20,
-            2,
-            0.71,
-            0,
-            False,
-            "published log of 2 x 8 H100 (a3-high); Google's guide sets NCCL_PROTO=Simple and NCCL_ALGO=Ring",
-            only="ring simple",
-        ),
+        Network("efa-rdma", 18, 9, 3, 0.9, 75, True,
+                f"{_OFI}; hop: published log of 2 x 8 H100 (p5)", _OFI_CHUNK),
+        Network("efa-rdma-2", 9, 9, 3, 0.9, 35, True,
+                f"{_OFI_2}; hop: half of that of p5, our choice", _OFI_CHUNK),
+        Network("tcpx", 300, 20, 2, 0.71, 0, False,
+                "published log of 2 x 8 H100 (a3-high); Google's guide sets NCCL_PROTO=Simple and "
+                "NCCL_ALGO=Ring",
+                only="ring simple"),
         Network("tcpxo", 38, 20, 2, 0.93, 0, True, "published logs of 2 x 8 H100 (a3-mega)"),
-        Network(
-            "slingshot",
-            0,
-            0,
-            3,
-            0.9,
-            0,
-            False,
-            "published logs of 2 x 4 GH200 of two clusters; posts as EFA with RDMA: our choice",
-        ),
-        Network(
-            "efa-host",
-            6,
-            0,
-            4,
-            0.5,
-            75,
-            False,
-            f"{_OFI}, and sets protocol simple; hop: published log of 2 x 1 T4 (no GPUDirect RDMA)",
-            only="ring simple",
-        ),
-        Network(
-            "rccl",
-            0,
-            0,
-            0,
-            0.95,
-            0,
-            True,
-            "published logs of 2 x 8 MI308X (RCCL 2.27, NICs of Broadcom) and of 2 x 8 MI300X (RCCL 2.28: "
-            "ROCm/rocm-systems, pull request 3272)",
-        ),
-        Network(
-            "rccl-2.22",
-            0,
-            180,
-            0,
-            0.95,
-            0,
-            True,
-            "published log of 2 x 8 MI300X with RCCL 2.22 and NICs of NVIDIA",
-        ),
-        Network(
-            "pollara", 0, 0, 0, 0.95, 0, True, "published log of 2 x 8 MI355X with NICs of AMD: no start"
-        ),
+        Network("slingshot", 0, 0, 3, 0.9, 0, False,
+                "published logs of 2 x 4 GH200 of two clusters; posts as EFA with RDMA: our choice"),
+        Network("efa-host", 6, 0, 4, 0.5, 75, False,
+                f"{_OFI}, and sets protocol simple; hop: published log of 2 x 1 T4 (no GPUDirect RDMA)",
+                only="ring simple"),
+        Network("rccl", 0, 0, 0, 0.95, 0, True,
+                "published logs of 2 x 8 MI308X (RCCL 2.27, NICs of Broadcom) and of 2 x 8 MI300X "
+                "(RCCL 2.28: ROCm/rocm-systems, pull request 3272)"),
+        Network("rccl-2.22", 0, 180, 0, 0.95, 0, True,
+                "published log of 2 x 8 MI300X with RCCL 2.22 and NICs of NVIDIA"),
+        Network("pollara", 0, 0, 0, 0.95, 0, True,
+                "published log of 2 x 8 MI355X with NICs of AMD: no start"),
     )
-}
+}  # fmt: skip
 """Classes of networks by name."""
 
 #: {class of networks: its name in texts, if it differs}.
