@@ -8,29 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.measure.library_costs import Candidate
-from taccl.topology.tuning import (
-    COLLNET_ARITY_US,
-    COLLNET_CHAIN_US,
-    COLLNET_DIRECT_RANKS,
-    COLLNET_DIRECT_SHARE,
-    COLLNET_DIRECT_US,
-    NVLS_BLOCKS,
-    NVLS_CHANNEL,
-    NVLS_CHANNELS,
-    NVLS_CHUNK_BYTES,
-    NVLS_CHUNKS,
-    NVLS_LIMITED,
-    NVLS_LINKS,
-    NVLS_MANY_CHUNK_BYTES,
-    NVLS_MANY_NODES,
-    NVLS_NETWORK_US,
-    NVLS_RANKS,
-    NVLS_SHARE,
-    NVLS_SHARP_US,
-    NVLS_US,
-    PROTOCOLS,
-    SHARP_SHARE,
-)
+from taccl.topology import tuning
+from taccl.topology.tuning import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,58 +24,58 @@ _SIMPLE = 2
 def switch_collectives(run: Run) -> Iterator[Candidate]:
     """Yield the in-switch algorithms that the machine, the network and the collective allow."""
     costs = run.costs
-    has_nvls = costs.nvls and costs.generation in NVLS_SHARE and run.per_node > 2
+    has_nvls = costs.nvls and costs.generation in tuning.NVLS_SHARE and run.per_node > 2
     has_sharp = costs.sharp and costs.fitted is None and run.num_nodes > 1
     if run.collective in ("allgather", "reduce-scatter") and has_nvls:
-        if run.num_nodes == 1 and run.per_node <= NVLS_RANKS:
+        if run.num_nodes == 1 and run.per_node <= tuning.NVLS_RANKS:
             yield _nvls_copies(run)
     elif run.collective == "allreduce":
         if has_nvls:
             yield _nvls(run)
         if has_nvls and has_sharp:
             yield _nvls_sharp(run)
-        if has_sharp and run.per_node <= COLLNET_DIRECT_RANKS:
+        if has_sharp and run.per_node <= tuning.COLLNET_DIRECT_RANKS:
             yield _collnet(run)
 
 
 def _nvls_rate(run: Run) -> float:
     """GB/s through a switch in one direction, by NCCL's model."""
     generation = run.costs.generation
-    channels, speed = NVLS_CHANNELS[generation]
-    return channels * speed * NVLS_SHARE[generation] * (channels - 1) / channels * _links_share(run)
+    channels, speed = tuning.NVLS_CHANNELS[generation]
+    return channels * speed * tuning.NVLS_SHARE[generation] * (channels - 1) / channels * _links_share(run)
 
 
 def _links_share(run: Run) -> float:
     """Number of a GPU's NVLinks, as a share of `NVLS_LINKS`; 1 if it is unknown."""
-    return min(run.costs.num_links / NVLS_LINKS, 1.0)
+    return min(run.costs.num_links / tuning.NVLS_LINKS, 1.0)
 
 
 def _nvls(run: Run) -> Candidate:
     """NVLS allreduce, which reduces in the switch of each node, and over trees between nodes."""
     costs, m, n, g = run.costs, run.num_nodes, run.num_ranks, run.per_node
     # NCCL's bus bandwidth for the ranks of a node, limited by the rate of their ports.
-    rate = min(_nvls_rate(run) * n / (n - 1), costs.node_gb_per_s * NVLS_SHARE[costs.generation])
+    rate = min(_nvls_rate(run) * n / (n - 1), costs.node_gb_per_s * tuning.NVLS_SHARE[costs.generation])
     # Bytes that the busiest node sends for each byte of the size, over two trees (see `nvls_pattern`). NCCL's
     # model has 2 for three nodes and more.
     across, levels = min(m / 2, 2.0), int(log2(m))
     model_rate = rate
     if m > 1:
-        per_channel = NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
+        per_channel = tuning.NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
         most = per_channel * min(g, 8) * n / (2 * (n - 1))
         model_rate = min(rate, most, run.wires / min(m - 1, 2))
-        if costs.generation in NVLS_LIMITED:
+        if costs.generation in tuning.NVLS_LIMITED:
             rate = min(rate, most)
-    model_us = NVLS_US + 2 * levels * (NVLS_NETWORK_US + 2 * costs.network.stated_us)
+    model_us = tuning.NVLS_US + 2 * levels * (tuning.NVLS_NETWORK_US + 2 * costs.network.stated_us)
     has_correction = m > 1 and costs.generation == "Blackwell"
     correction = run.corrected(_SIMPLE) if has_correction else np.ones_like(run.size)
     kb = run.size / 1000
     # Each round of the pipeline moves one chunk per block and rank through the switch.
-    turn_kb = np.minimum(_nvls_chunk(run) * NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
+    turn_kb = np.minimum(_nvls_chunk(run) * tuning.NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
     hop_us = PROTOCOLS[_SIMPLE].ring_hop_us * costs.node_latency
     turn_us = turn_kb / (rate * costs.node_rate) + hop_us
     network_us = turn_kb * across / run.network if m > 1 else np.zeros_like(kb)
     num_turns = kb / np.maximum(turn_kb, 1e-9)
-    latency_us = NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)
+    latency_us = tuning.NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)
     # Each of the two trees carries half of a round's data, so one level up and down takes `network_us`.
     latency_us = latency_us + 2 * levels * run.network_us(_SIMPLE, "tree", model=False)
     latency_us = latency_us + (levels - 1) * network_us if m > 1 else latency_us
@@ -107,12 +86,12 @@ def _nvls(run: Run) -> Candidate:
 def _nvls_chunk(run: Run) -> Floats:
     """NVLS chunk size in bytes for each message size; small messages have smaller chunks."""
     several = run.num_nodes > 1
-    own = NVLS_CHUNK_BYTES[run.costs.generation][several]
-    if run.num_nodes >= NVLS_MANY_NODES:
-        own = min(own, NVLS_MANY_CHUNK_BYTES)
+    own = tuning.NVLS_CHUNK_BYTES[run.costs.generation][several]
+    if run.num_nodes >= tuning.NVLS_MANY_NODES:
+        own = min(own, tuning.NVLS_MANY_CHUNK_BYTES)
     chunk = np.full(run.size.shape, float(run.costs.network.nvls_chunk_bytes or own))
-    blocks = NVLS_BLOCKS[run.costs.generation][several] * run.per_node
-    for most, num in NVLS_CHUNKS[several]:
+    blocks = tuning.NVLS_BLOCKS[run.costs.generation][several] * run.per_node
+    for most, num in tuning.NVLS_CHUNKS[several]:
         chunk = np.where((run.size < num * blocks * chunk) & (chunk > most), float(most), chunk)
     return chunk
 
@@ -121,8 +100,8 @@ def _nvls_copies(run: Run) -> Candidate:
     """NVLS in one node, either multicasts of all ranks' parts (allgather) or sums (reduce-scatter)."""
     costs, g, kb = run.costs, run.per_node, run.size / 1000
     rate = _nvls_rate(run) * (g - 1) / g
-    time_us = NVLS_US * costs.node_latency + kb / (rate * costs.node_rate)
-    return Candidate("nvls", "simple", NVLS_US + kb / rate, time_us)
+    time_us = tuning.NVLS_US * costs.node_latency + kb / (rate * costs.node_rate)
+    return Candidate("nvls", "simple", tuning.NVLS_US + kb / rate, time_us)
 
 
 def _nvls_sharp(run: Run) -> Candidate:
@@ -131,12 +110,12 @@ def _nvls_sharp(run: Run) -> Candidate:
     NCCL's model has the traffic of a ring instead.
     """
     costs, n, kb = run.costs, run.num_ranks, run.size / 1000
-    model_us = NVLS_US + NVLS_SHARP_US + 2 * costs.network.stated_us
-    time_us = NVLS_US * costs.node_latency
-    time_us += (NVLS_SHARP_US + 2 * costs.network.hop_us) * costs.network_latency
+    model_us = tuning.NVLS_US + tuning.NVLS_SHARP_US + 2 * costs.network.stated_us
+    time_us = tuning.NVLS_US * costs.node_latency
+    time_us += (tuning.NVLS_SHARP_US + 2 * costs.network.hop_us) * costs.network_latency
     inside = _nvls_rate(run) * n / (n - 1)
     model = min(inside, run.wires * n / (2 * (n - 1)))
-    real = min(inside * costs.node_rate, run.wires * SHARP_SHARE * costs.network_rate)
+    real = min(inside * costs.node_rate, run.wires * tuning.SHARP_SHARE * costs.network_rate)
     return Candidate("nvls-sharp", "simple", model_us + kb / model, time_us + kb / real)
 
 
@@ -144,13 +123,14 @@ def _collnet(run: Run) -> Candidate:
     """CollNet allreduce, with SHARP between nodes, and direct sums (NVSwitch) or chains of GPUs in nodes."""
     costs, g = run.costs, run.per_node
     if costs.nvswitch:
-        node_us = 2 * (min(1, g - 1) * COLLNET_DIRECT_US[0] + (g - 1) * COLLNET_ARITY_US)
-        hop_us, name = COLLNET_DIRECT_US[1], "collnet-direct"
+        node_us = 2 * (min(1, g - 1) * tuning.COLLNET_DIRECT_US[0] + (g - 1) * tuning.COLLNET_ARITY_US)
+        hop_us, name = tuning.COLLNET_DIRECT_US[1], "collnet-direct"
         excess = g / run.num_channels  # GPUs of a node per channel
         share = 1 / (excess - (excess - 1) / 2)
-        share *= 1.0 if costs.generation in ("Volta", "Ampere") else COLLNET_DIRECT_SHARE
+        share *= 1.0 if costs.generation in ("Volta", "Ampere") else tuning.COLLNET_DIRECT_SHARE
     else:
-        node_us, hop_us, name, share = 2 * (g - 1) * COLLNET_CHAIN_US[0], COLLNET_CHAIN_US[1], "collnet", 1.0
+        (inside_us, hop_us), name, share = tuning.COLLNET_CHAIN_US, "collnet", 1.0
+        node_us = 2 * (g - 1) * inside_us
     model_us = node_us + hop_us + 2 * costs.network.stated_us
     network_us = (hop_us + 2 * costs.network.hop_us) * costs.network_latency
     time_us, kb, node = node_us * costs.node_latency + network_us, run.size / 1000, costs.node_gb_per_s * g

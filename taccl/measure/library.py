@@ -18,35 +18,8 @@ from taccl.measure.in_switch import switch_collectives
 from taccl.measure.library_costs import Candidate, Costs
 from taccl.measure.pair_channels import filling_us, network_channels, pair_channels
 from taccl.measure.series import POINT_TO_POINT
-from taccl.topology.tuning import (
-    CHANNEL_BYTES,
-    LL_GB_PER_S,
-    LL_HOP_US,
-    LL_NETWORK_GB_PER_S,
-    NET_POST_US,
-    PAIR_CHANNEL_NETWORK_GB_PER_S,
-    PAIR_LL_BYTES,
-    PAIR_SIZES,
-    PAT_BASE_US,
-    PAT_HOPS,
-    PAT_RANK_US,
-    PAT_SHARE,
-    PCIE_HOPS_US,
-    PLATEAU_BYTES,
-    PROTOCOLS,
-    RING_CHANNEL,
-    RING_CHANNEL_FREE,
-    RING_LL128_CHANNEL,
-    RING_PLATEAU,
-    SIMPLE_POSTS,
-    STEP_BYTES,
-    TREE_CHANNEL,
-    TREE_CORRECTION,
-    TREE_LL128_CHANNEL,
-    TREE_LL128_SHARES,
-    TREE_LL_SHARE,
-    TREE_SHARE,
-)
+from taccl.topology import tuning
+from taccl.topology.tuning import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,7 +181,7 @@ class Run:
 
     def _posts_us(self, p: int, algorithm: str) -> Floats:
         """Time in us that the messages of channels beyond the first add to a hop between nodes."""
-        least = CHANNEL_BYTES[PROTOCOLS[p].name]
+        least = tuning.CHANNEL_BYTES[PROTOCOLS[p].name]
         if algorithm == "ring" and PROTOCOLS[p].name == "ll":
             least *= self.num_ranks
         further = np.clip(self.size / least, 1, self.num_channels / self.costs.nics_per_rank) - 1
@@ -221,19 +194,19 @@ class Run:
             return self.costs.fitted[row.name][:2]
         base = row.tree_base_us if algorithm == "tree" else row.ring_base_us
         if self.costs.pcie:
-            return base, PCIE_HOPS_US[algorithm][p]
+            return base, tuning.PCIE_HOPS_US[algorithm][p]
         return base, row.tree_hop_us if algorithm == "tree" else row.ring_hop_us
 
     def _real_hop_us(self, p: int, hop_us: float) -> float:
         """Predicted time in us of a hop inside a node; `hop_us` is the time by the library's model."""
         is_ll = PROTOCOLS[p].name == "ll" and not self.costs.pcie
-        return LL_HOP_US.get(self.costs.generation, hop_us) if is_ll else hop_us
+        return tuning.LL_HOP_US.get(self.costs.generation, hop_us) if is_ll else hop_us
 
     def _ll_gb_per_s(self, *, model: bool) -> float:
         """Maximum rate of LL in GB/s; NCCL's model assumes a lower one between nodes with AMD processors."""
         if self.num_nodes == 1:
-            return float(LL_GB_PER_S[self.costs.generation])
-        return LL_NETWORK_GB_PER_S[self.costs.host if model else "Intel"][min(self.num_nodes - 2, 1)]
+            return float(tuning.LL_GB_PER_S[self.costs.generation])
+        return tuning.LL_NETWORK_GB_PER_S[self.costs.host if model else "Intel"][min(self.num_nodes - 2, 1)]
 
     def _ring_gb_per_s(self, p: int, wires: float, node: float, scale: float, *, model: bool) -> float:
         """Bus bandwidth of rings in GB/s under protocol number `p`.
@@ -253,23 +226,23 @@ class Run:
             most = self._ll_gb_per_s(model=model)
             return min(rate * PROTOCOLS[p].bandwidth_share, most * scale)
         if name == "ll128":
-            most = self.num_channels * RING_LL128_CHANNEL[costs.generation] * scale
+            most = self.num_channels * tuning.RING_LL128_CHANNEL[costs.generation] * scale
             return min(rate * PROTOCOLS[p].bandwidth_share, most)
-        if model or costs.pcie or costs.generation not in RING_CHANNEL:
+        if model or costs.pcie or costs.generation not in tuning.RING_CHANNEL:
             return rate
-        if across and (costs.generation, costs.network.name) in RING_CHANNEL_FREE:
+        if across and (costs.generation, costs.network.name) in tuning.RING_CHANNEL_FREE:
             return rate
-        return min(rate, self.num_channels * RING_CHANNEL[costs.generation] * scale)
+        return min(rate, self.num_channels * tuning.RING_CHANNEL[costs.generation] * scale)
 
     def _ring(self, p: int) -> Candidate:
         costs, m, steps = self.costs, self.num_nodes, self.num_steps
         base, hop = self._node_us(p, "ring")
         is_simple = PROTOCOLS[p].name == "simple"
-        model_hop, posts = hop, SIMPLE_POSTS if is_simple else 1
+        model_hop, posts = hop, tuning.SIMPLE_POSTS if is_simple else 1
         hop = self._real_hop_us(p, hop)
         if m > 1:
-            model_hop = max(model_hop, NET_POST_US[costs.host] * posts)
-            hop = max(hop, NET_POST_US["Intel"] * posts)
+            model_hop = max(model_hop, tuning.NET_POST_US[costs.host] * posts)
+            hop = max(hop, tuning.NET_POST_US["Intel"] * posts)
         across = (m - 1) * (2 if self.collective == "allreduce" else 1)
         inside = (self.num_ranks - 1 if self.collective in ("broadcast", "reduce") else steps) - across
         model_us = base + inside * model_hop + across * self.network_us(p, "ring", model=True)
@@ -279,9 +252,9 @@ class Run:
         latency_us = (base + inside * hop) * costs.node_latency + across * network_us
         by_model = np.full(self.size.shape, model_us)
         if self.collective == "allreduce" and m > 1 and is_simple:
-            plateau = RING_PLATEAU[costs.generation not in ("", "Volta")]
+            plateau = tuning.RING_PLATEAU[costs.generation not in ("", "Volta")]
             # NCCL runs twice as many channels as its search finds.
-            by_model[self.size / (2 * self.num_channels * self.num_ranks) >= PLATEAU_BYTES] *= plateau
+            by_model[self.size / (2 * self.num_channels * self.num_ranks) >= tuning.PLATEAU_BYTES] *= plateau
         us_per_kb = steps / self.num_ranks
         total = self.channels[0] * self.channels[1]
         wires = self._ring_gb_per_s(p, total, total if m == 1 else np.inf, 1.0, model=True)
@@ -308,7 +281,7 @@ class Run:
         time_us = (base + hops_us) * costs.node_latency + 2 * levels * network_us
         correction, kb = self.corrected(p), self.size / 1000
         if name == "simple":  # to fill the pipeline, the first step of each channel passes all hops
-            step_kb = np.minimum(STEP_BYTES * num, self.size) / 1000
+            step_kb = np.minimum(tuning.STEP_BYTES * num, self.size) / 1000
             across_us = step_kb / self.network if m > 1 else 0.0
             time_us = time_us + 2 * (g - 1) * step_kb / self.node + 2 * levels * across_us + kb / real
         else:
@@ -323,38 +296,40 @@ class Run:
     @property
     def tree_limit_gb_per_s(self) -> float:
         """Maximum total rate of all tree channels in GB/s, with the data up and down the trees added."""
-        return float(self.num_channels * TREE_CHANNEL[self.costs.generation][self._place])
+        return float(self.num_channels * tuning.TREE_CHANNEL[self.costs.generation][self._place])
 
     def _tree_gb_per_s(self, name: str, total: float, *, model: bool) -> float:
         """GB/s of reduced data through trees: half of what channels carry, as data go both up and down."""
         generation, num, place = self.costs.generation, self.num_channels, self._place
-        rate = min(total * TREE_SHARE, self.tree_limit_gb_per_s)
+        rate = min(total * tuning.TREE_SHARE, self.tree_limit_gb_per_s)
         if name == "ll":
-            rate = min(rate * TREE_LL_SHARE, self._ll_gb_per_s(model=model))
+            rate = min(rate * tuning.TREE_LL_SHARE, self._ll_gb_per_s(model=model))
         elif name == "ll128":
-            rate = min(rate * TREE_LL128_SHARES[place > 0], num * TREE_LL128_CHANNEL[generation][place])
+            rate = min(
+                rate * tuning.TREE_LL128_SHARES[place > 0], num * tuning.TREE_LL128_CHANNEL[generation][place]
+            )
         return rate / 2
 
     def corrected(self, p: int) -> Floats:
         """NCCL's tree correction factors under protocol number `p`: share of bandwidth, by message size."""
-        table = np.array(TREE_CORRECTION[p], float)
+        table = np.array(tuning.TREE_CORRECTION[p], float)
         place = np.floor(np.log2(np.maximum(self.size / 64, 1e-9))).astype(int)
         return np.where((place >= 0) & (place < len(table)), table[np.clip(place, 0, len(table) - 1)], 1.0)
 
     def _pat(self) -> Candidate:
         """Parallel aggregated trees (PAT); latency and bandwidth are those of NCCL's model."""
-        costs, kb, hops = self.costs, self.size / 1000, int(log2(self.num_nodes)) / PAT_HOPS
-        linear_us = PAT_BASE_US + PAT_RANK_US * self.num_ranks
+        costs, kb, hops = self.costs, self.size / 1000, int(log2(self.num_nodes)) / tuning.PAT_HOPS
+        linear_us = tuning.PAT_BASE_US + tuning.PAT_RANK_US * self.num_ranks
         model_us = linear_us + hops * self.network_us(2, "tree", model=True)
         time_us = linear_us * costs.node_latency + hops * self.network_us(2, "tree", model=False)
-        wires, network = self.wires * PAT_SHARE, self.network * PAT_SHARE
+        wires, network = self.wires * tuning.PAT_SHARE, self.network * tuning.PAT_SHARE
         return Candidate("pat", "simple", model_us + kb / wires, time_us + kb / network)
 
     def _pair_pipeline(
         self, message: Floats, peers: int, node: float
     ) -> tuple[Floats | float, Floats | float]:
         """(GB/s of a rank to `peers` in its node, us until receivers can copy the first chunks)."""
-        costs, sizes = self.costs, PAIR_SIZES["node"]
+        costs, sizes = self.costs, tuning.PAIR_SIZES["node"]
         if not costs.nvswitch or costs.fitted is not None or self.num_nodes > 1:
             return node, 0.0
         num, speed = 2 * self.num_channels, self.channels[1] / 2  # NCCL doubles the channels it found
@@ -366,15 +341,15 @@ class Run:
     def _network_channels(self, message: Floats) -> Floats:
         """Number of channels that carry a message to a rank on another node."""
         num, most = 2 * self.num_channels, self.message_channels
-        return pair_channels(num, most, self.num_ranks, message, PAIR_SIZES["network"])
+        return pair_channels(num, most, self.num_ranks, message, tuning.PAIR_SIZES["network"])
 
     def _network_pipeline(self, message: Floats) -> tuple[Floats | float, Floats | float]:
         """(GB/s of a message to a rank on another node, us until its first chunks have arrived)."""
         if self.costs.fitted is not None:
             return self.nic, 0.0
         each = self._network_channels(message)
-        rate = np.minimum(self.nic, each * PAIR_CHANNEL_NETWORK_GB_PER_S * self.costs.network_rate)
-        return rate, filling_us(message, each, rate, PAIR_SIZES["network"])
+        rate = np.minimum(self.nic, each * tuning.PAIR_CHANNEL_NETWORK_GB_PER_S * self.costs.network_rate)
+        return rate, filling_us(message, each, rate, tuning.PAIR_SIZES["network"])
 
     def _message(self) -> tuple[Floats, Floats | float, float]:
         """(us over the wire at the full rate, us to fill the pipeline, us between nodes) of a message.
@@ -394,9 +369,11 @@ class Run:
         outside, peers = self.nic / min(g, costs.ranks_per_nic), n - g
         if peers and costs.fitted is None:
             each = self._network_channels(self.size / n)
-            fill_us = filling_us(self.size / n, each, outside / peers, PAIR_SIZES["network"])
+            fill_us = filling_us(self.size / n, each, outside / peers, tuning.PAIR_SIZES["network"])
         wire_us = self.size / 1000 / n * np.maximum((g - 1) / rate, peers / outside)
-        post_us = PROTOCOLS[0].ring_network_us + NET_POST_US["Intel"] + costs.network.hop_us / max(peers, 1)
+        post_us = (
+            PROTOCOLS[0].ring_network_us + tuning.NET_POST_US["Intel"] + costs.network.hop_us / max(peers, 1)
+        )
         return wire_us, fill_us, peers * post_us * costs.network_latency
 
     def _pairs(self) -> Iterator[Candidate]:
@@ -404,7 +381,7 @@ class Run:
         costs, is_message = self.costs, self.collective == POINT_TO_POINT
         wire_us, fill_us, network_us = self._message() if is_message else self._exchange()
         # NCCL has no buffers of LL for messages to other nodes (``src/transport/net.cc``).
-        most = PAIR_LL_BYTES if self.num_nodes == 1 or costs.fitted else 0
+        most = tuning.PAIR_LL_BYTES if self.num_nodes == 1 or costs.fitted else 0
         is_ll = self.size / (1 if is_message else self.num_ranks) <= most
         for p in (0, _SIMPLE):
             base, hop = self._node_us(p, "ring")
