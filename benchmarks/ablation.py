@@ -111,7 +111,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "job shop rounds": _mechanism(_of_table("job shop rounds"), "improve"),
     "all models": _mechanism(_of_table("joint job shop", "job shop rounds"), "joint", "improve"),
     "ruin and recreate": _mechanism(_of_table("ruin and recreate"), "ruin and recreate"),
-    "chunks as one": _mechanism(_of_table("chunks as one"), "single-chunk reduction"),
     "exchanged sums": _mechanism(_of_table("exchange"), "exchange"),
     "unreduced contributions": _mechanism(_by_parameters(portfolio={"apart_hops": 0}), "unreduced"),
 }

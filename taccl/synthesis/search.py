@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-#: A function that finds a schedule of a problem, until a deadline.
-Solve = Callable[[Problem, Options, Deadline], Schedule]
 #: Minimum seconds without progress before improvement may end.
 _LEAST_IDLE_S = 1.0
 #: A step is recorded as a stage if at least this much of its time is in no other stage: `_NOTABLE_S` seconds,
@@ -93,7 +91,6 @@ class Search:
     turn_s: float = 0.0  # seconds of the current turn, of which stages take shares
     is_large: bool | None = None  # True if only the compiled search would end in time; None: not decided yet
     proposals: Sequence[SketchProposal] = ()  # sketches to search under
-    solve: Solve | None = None  # function that searches a problem derived from this one
     asked: Problem | None = None  # the problem as asked, before the number of chunks was chosen
     made_by: Transform | None = None  # transform that made the problem
     # Searches of the same data in other chunks, or with sums by servers or switches.

@@ -274,13 +274,6 @@ def _search_in_best_chunks(whole: Search) -> Search:
     return search
 
 
-def _solve(problem: Problem, options: Options, limit: Deadline) -> Schedule:
-    """Schedule of a problem that a proposer derived from another one, such as a coarser chunking."""
-    found = _search_in_best_chunks(Search(problem, options, limit)).best
-    assert found is not None, "there is a schedule"
-    return found
-
-
 def _prepared(whole: Search) -> Search:
     """Set up the search in the best chunking, with other roots if contributions cannot reach a root."""
     since, limit, options, budget = time.monotonic(), whole.deadline, whole.options, whole.parameters.budget
@@ -306,7 +299,7 @@ def _prepared(whole: Search) -> Search:
     kept_s = reserve_s(problem, limit.left_s, budget)
     search = whole.beside(
         problem, deadline=limit.later(-kept_s).at_least(_LEAST_SEARCH_S), best=one_shot, choice=choice,
-        limit_s=left_s, is_large=is_large, proposals=proposals, solve=_solve, made_by=rooted,
+        limit_s=left_s, is_large=is_large, proposals=proposals, made_by=rooted,
     )  # fmt: skip
     chosen = f"{format_count(asked.collective.chunks_per_rank, 'chunk')} per rank"
     search.record("chunks" if whole.is_open else "choice", "taccl", "done", since, message=chosen)

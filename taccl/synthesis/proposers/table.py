@@ -42,7 +42,6 @@ from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
-from taccl.synthesis.transforms.fused import offer_fused
 from taccl.synthesis.transforms.switches import by_switches
 
 #: Share of the time to spend on baselines in finer chunks, if the problem leaves the number of chunks open.
@@ -265,10 +264,6 @@ def _is_not_small(problem: Problem) -> bool:
     return not is_small(problem)
 
 
-def _has_chunks(problem: Problem) -> bool:
-    return problem.collective.chunks_per_rank > 1
-
-
 def _sums_up(problem: Problem) -> bool:
     return problem.collective.sums_up
 
@@ -302,11 +297,6 @@ LAST: tuple[Turn, ...] = (
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (
-    Turn(
-        OwnProposer("chunks as one", offer_fused, _has_chunks),
-        lambda search: _competes(search) and search.options.keeps_sends,
-        runs_late=True,
-    ),
     Turn(OwnProposer("baselines", _baselines_first, is_small), _competes, runs_late=True),
     Turn(OwnProposer("registered", _offer_registered), _is_free),
     Turn(

@@ -14,7 +14,6 @@ from taccl.schedule.combine import separate_contributions, summed_at_destination
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.fused import fused, parted
 from taccl.synthesis.transforms.halves import join, split
 from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates, Transform
 from taccl.synthesis.transforms.switches import PlainLinks
@@ -25,13 +24,6 @@ RING = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)
 
 def of_ring(collective, **given):
     return taccl.make_problem(RING, collective, chunk_bytes=1_000_000, chunks_per_rank=1, **given)
-
-
-def merging_sums():
-    """Two chunks per rank that may all merge."""
-    problem = taccl.make_problem(RING, "allreduce", chunk_bytes=1_000, chunks_per_rank=2)
-    most = problem.collective.num_chunks
-    return problem.with_clauses(merging=frozenset(range(len(RING.links))), max_merge=most)
 
 
 #: {transform: a problem that it applies to}.
@@ -51,12 +43,6 @@ def scheduled(problem):
 def in_phases(problem):
     """A schedule joined from those of the phases."""
     return join(problem, [scheduled(half.problem) for half in split(problem)])
-
-
-def as_one(problem):
-    """A schedule of single chunks, each cut into the original ones."""
-    whole, parts = fused(problem)
-    return parted(scheduled(whole), problem, parts)
 
 
 def unreduced(problem):
@@ -86,12 +72,11 @@ def transformed_by(transform):
     ("problem", "found"),
     [
         *((make, transformed_by(transform)) for transform, make in PROBLEMS.items()),
-        (merging_sums, as_one),
         (lambda: of_ring("allreduce"), in_phases),
         (lambda: of_ring("allreduce"), unreduced),
         (lambda: of_ring("allgather"), on_quotient),
     ],
-    ids=["dates", "plain links", "chunks as one", "phases", "unreduced", "quotient"],
+    ids=["dates", "plain links", "phases", "unreduced", "quotient"],
 )
 def test_inverted_schedules_are_schedules_of_the_problem(problem, found):
     """The schedule of an easier problem gives a schedule of the problem that the verifier accepts."""
