@@ -61,6 +61,11 @@ def brief_synthesis(problem: taccl.Problem, **options: Any) -> taccl.Result:
     return taccl.synthesize(problem, **{"time_limit_s": AMPLE_S, "parameters": BRIEF, **options})
 
 
+def first_schedule(problem: taccl.Problem, **options: Any) -> taccl.Schedule:
+    """First schedule that a search finds, for tests to which any valid schedule will do."""
+    return brief_synthesis(problem, **{"backend": "greedy", "stop_when": lambda _: True, **options}).schedule
+
+
 def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) -> taccl.Plan:
     """Plan whose searches end by limits on the work of their stages, long before the time limit."""
 

@@ -1,4 +1,4 @@
-"""Thousands of small valid schedules: list schedules of random problems, and their sends in shuffled orders."""
+"""Thousands of small valid schedules: first schedules of random problems, and their sends in shuffled orders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from taccl.schedule.timing import exact_times
-from tests.effort import brief_synthesis, first_bounds
+from tests.effort import first_bounds, first_schedule
 from tests.fuzzing import some
 from tests.synthesis.small_problems import random_problem
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @cache
 def random_schedules() -> tuple[Schedule, ...]:
-    """List schedules of random problems with and without reductions. For those without, also schedules of the
+    """First schedules of random problems with and without reductions. For those without, also schedules of the
     same sends in random orders."""
     with first_bounds():  # which end the same searches sooner
         return tuple(_schedules(range(some(20, 40)), shuffles=some(6, 25)))
@@ -34,7 +34,7 @@ def _schedules(seeds: range, *, shuffles: int) -> Iterator[Schedule]:
     for seed in seeds:
         for combining in (False, True):
             problem = random_problem(seed, combining=combining)
-            schedule = brief_synthesis(problem, backend="greedy").schedule
+            schedule = first_schedule(problem)
             yield schedule
             for shuffle in range(shuffles if not combining and len(schedule) else 0):
                 yield _shuffled(schedule, random.Random(1000 * seed + shuffle))

@@ -12,7 +12,7 @@ from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.schedule.timing import exact_times
 from tests.arguments import arguments_for
-from tests.effort import brief_synthesis
+from tests.effort import first_schedule
 
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @cache
 def schedule_of(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1) -> Schedule:
-    """A schedule of the list scheduler, by the names of its collective and topology."""
+    """The first schedule of a search, by the names of its collective and topology."""
     topo = taccl.topologies.parse(topology)
     collective = make(
         name, topo.num_ranks, chunks_per_rank=chunks_per_rank, **arguments_for(name, topo.num_ranks)
     )
     problem = taccl.make_problem(topo, collective, chunk_bytes=100_000)
-    return brief_synthesis(problem, backend="greedy").schedule
+    return first_schedule(problem)
 
 
 def timed(problem: Problem, transfers: list[tuple[int, int, int, int, bool]]) -> Schedule:

@@ -16,7 +16,7 @@ from taccl.program.lower import lower
 from taccl.program.program import Slot, Step
 from taccl.sketch.upstream import load_problem
 from taccl.topology.builder import TopologyBuilder
-from tests.effort import brief_synthesis
+from tests.effort import first_schedule
 from tests.foreign import OURS
 from tests.fuzzing import MANY, thinned
 from tests.program.examples import program_of, schedule_of, timed
@@ -70,7 +70,7 @@ def assert_runs(folder, collective, sketch, topology, ways=WAYS):
     problem = load_problem(
         folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
     )
-    schedule = brief_synthesis(problem, backend="greedy").schedule
+    schedule = first_schedule(problem)
     for in_place, merged in ways:
         program = lower(schedule, in_place=in_place, merged=merged)
         again = parse_msccl_xml(dump_msccl_xml(program))
