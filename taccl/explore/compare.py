@@ -7,7 +7,8 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -38,6 +39,61 @@ _MOST_RUNS = 100_000
 
 #: Backends that are compared by default: those that require no licence.
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Options of the runs of a table, which `compare` documents; the total limit counts from now on."""
+
+    backends: Iterable[str]
+    seeds: Iterable[Natural] = (0,)
+    time_limit_s: Seconds = 30.0
+    total_limit_s: Seconds | None = None
+    num_workers: Count | None = None
+    threads: Count = 1
+    cache: bool | Cache | str | PathLike[str] = True
+    progress: bool | Callable[[int, int], None] | None = None
+    parameters: Iterable[SearchParameters] | None = None
+    began_s: float = field(default_factory=time.time, init=False)
+
+    def option_rows(self) -> list[dict[str, Any]]:
+        """A row for each combination of parameters, backend and seed, with all options of its run."""
+        names = _some(dict.fromkeys(self.backends), "backends")
+        numbers = _some(dict.fromkeys(self.seeds), "seeds")
+        changes = [{}] if self.parameters is None else [each.to_dict() for each in self.parameters]
+        changed = _some(dict.fromkeys(json.dumps(each) if each else None for each in changes), "parameters")
+        for name in names:
+            if name not in OWN_BACKENDS:
+                require_known(name, others=OWN_BACKENDS, where="backends")
+        self.check_number(len(names) * len(numbers) * len(changed))
+        return [
+            new_row(backend=backend, seed=seed, threads=self.threads, parameters=each)
+            for each, backend, seed in itertools.product(changed, names, numbers)
+        ]
+
+    def check_number(self, num_runs: int) -> None:
+        """Raise `InputError` if there are too many runs for one table."""
+        if num_runs > _MOST_RUNS:
+            raise InputError(
+                f"found {num_runs} runs or more, of up to {self.time_limit_s:g} s each; expected at most "
+                f"{_MOST_RUNS} in one table: ask for fewer seeds, backends, sizes or sketches",
+                where="seeds",
+            )
+
+    def rows_of(self, asked: Sequence[tuple[Callable[[], Problem], dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Rows of the given runs, as `many.rows_of` returns them; successive runs share the total limit."""
+        limit_s, until_s = self.time_limit_s, math.inf
+        if self.total_limit_s is not None:
+            limit_s /= -(-len(asked) // num_at_once(self.num_workers, len(asked)))
+            until_s = self.began_s + self.total_limit_s
+        limited = [(made, row | {"time_limit_s": limit_s}) for made, row in asked]
+        given: dict[str, Any] = {
+            "num_workers": self.num_workers,
+            "cache": self.cache,
+            "progress": self.progress,
+        }
+        return rows_of(limited, until_s=until_s, **given)
 
 
 @checked
@@ -108,34 +164,17 @@ def compare(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
-    rows = compare_rows(
-        problem, backends=backends, seeds=seeds, time_limit_s=time_limit_s, total_limit_s=total_limit_s,
+    runs = Runs(
+        backends=backends, seeds=seeds, time_limit_s=time_limit_s, total_limit_s=total_limit_s,
         num_workers=num_workers, threads=threads, cache=cache, progress=progress, parameters=parameters,
     )  # fmt: skip
-    return _table(rows, full=full, details=details)
+    return _table(compare_rows(problem, runs), full=full, details=details)
 
 
-@checked
-def compare_rows(
-    problem: Problem,
-    *,
-    backends: Iterable[str],
-    seeds: Iterable[Natural] = (0,),
-    time_limit_s: Seconds = 30.0,
-    total_limit_s: Seconds | None = None,
-    num_workers: Count | None = None,
-    threads: Count = 1,
-    cache: bool | Cache | str | PathLike[str] = True,
-    progress: bool | Callable[[int, int], None] | None = None,
-    parameters: Iterable[SearchParameters] | None = None,
-) -> list[dict[str, Any]]:
+def compare_rows(problem: Problem, runs: Runs) -> list[dict[str, Any]]:
     """Rows of the table of `compare`, without pandas, which takes half a second to load."""
-    until_s = math.inf if total_limit_s is None else time.time() + total_limit_s
-    rows = _option_rows(backends, seeds, time_limit_s, threads, parameters)
-    sketch = problem.clauses.name or NO_SKETCH
-    part = _part_s(time_limit_s, total_limit_s, len(rows), num_workers)
-    asked = [(lambda: problem, row | part | {"sketch": sketch}) for row in rows]
-    return rows_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
+    sketch = {"sketch": problem.clauses.name or NO_SKETCH}
+    return runs.rows_of([(lambda: problem, row | sketch) for row in runs.option_rows()])
 
 
 def _table(rows: list[dict[str, Any]], *, full: bool, details: bool) -> pd.DataFrame:
@@ -201,36 +240,26 @@ def sweep(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
-    rows = sweep_rows(
-        topology, collective, sketches=sketches, sizes=sizes, chunks_per_rank=chunks_per_rank,
+    runs = Runs(
         backends=backends, seeds=seeds, time_limit_s=time_limit_s, total_limit_s=total_limit_s,
         num_workers=num_workers, threads=threads, cache=cache, progress=progress, parameters=parameters,
-        **arguments,
     )  # fmt: skip
-    return _table(rows, full=full, details=details)
+    cuts: dict[str, Any] = {"sketches": sketches, "sizes": sizes, "chunks_per_rank": chunks_per_rank}
+    return _table(sweep_rows(topology, collective, runs, **cuts, **arguments), full=full, details=details)
 
 
 @checked
 def sweep_rows(
     topology: Topology | str,
     collective: Collective | str,
+    runs: Runs,
     *,
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
     sizes: str | Iterable[Size] | None = None,
     chunks_per_rank: Iterable[Count] | None = None,
-    backends: Iterable[str] = ("auto",),
-    seeds: Iterable[Natural] = (0,),
-    time_limit_s: Seconds = 30.0,
-    total_limit_s: Seconds | None = None,
-    num_workers: Count | None = None,
-    threads: Count = 1,
-    cache: bool | Cache | str | PathLike[str] = True,
-    progress: bool | Callable[[int, int], None] | None = None,
-    parameters: Iterable[SearchParameters] | None = None,
     **arguments: Unpack[CollectiveArguments],
 ) -> list[dict[str, Any]]:
     """Rows of the table of `sweep`, without pandas."""
-    until_s = math.inf if total_limit_s is None else time.time() + total_limit_s
     topology = topology if isinstance(topology, Topology) else parse(topology)
     for where, given in (*arguments.items(), ("chunks_per_rank", chunks_per_rank)):
         is_open = where == "chunks_per_rank" and getattr(collective, "chunks_open", False)
@@ -239,15 +268,13 @@ def sweep_rows(
             raise InputError(said, where=where)
     if isinstance(collective, str):
         collective = collectives.make(collective, topology.num_ranks, **arguments).name
-    options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
+    options = runs.option_rows()
     cuts = [None] if chunks_per_rank is None else _some(dict.fromkeys(chunks_per_rank), "chunks_per_rank")
     if isinstance(sizes, str):
         sizes = parse_sizes(sizes)
     every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
     every_sketch = loaded(sketches)
-    num_runs = len(every_sketch) * len(every_size) * len(cuts) * len(options)
-    _check_num_runs(num_runs, time_limit_s)
-    part = _part_s(time_limit_s, total_limit_s, num_runs, num_workers)
+    runs.check_number(len(every_sketch) * len(every_size) * len(cuts) * len(options))
 
     def problem(sketch: Sketch | None, size: int | None, cut: int | None) -> Problem:
         """Problem of one combination of sketch, size and number of chunks."""
@@ -267,17 +294,8 @@ def sweep_rows(
             "collective": collective if isinstance(collective, str) else collective.name,
             "sketch": name_of(each) or NO_SKETCH, "chunks_per_rank": cut,
         }  # fmt: skip
-        asked += [(made, row | part | known) for row in options]
-    return rows_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
-
-
-def _part_s(
-    time_limit_s: float, total_limit_s: float | None, num_runs: int, num_workers: int | None
-) -> dict[str, float]:
-    """{``"time_limit_s"``: seconds for each run}; with `total_limit_s`, successive runs share one limit."""
-    if total_limit_s is not None:
-        time_limit_s /= -(-num_runs // num_at_once(num_workers, num_runs))
-    return {"time_limit_s": time_limit_s}
+        asked += [(made, row | known) for row in options]
+    return runs.rows_of(asked)
 
 
 def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:
@@ -304,32 +322,3 @@ def _some(found: Iterable[Any], where: str, such_as: str = "") -> list[Any]:
 def name_of(sketch: Sketch | None) -> str:
     """Name of a sketch, or its source; empty for None."""
     return "" if sketch is None else sketch.name or sketch.source or "unnamed"
-
-
-def _option_rows(
-    backends: Iterable[str], seeds: Iterable[int], time_limit_s: float, threads: int,
-    parameters: Iterable[SearchParameters] | None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """A row for each combination of parameters, backend and seed, with all options of its run."""
-    names = _some(dict.fromkeys(backends), "backends")
-    numbers = _some(dict.fromkeys(seeds), "seeds")
-    changes = [{}] if parameters is None else [each.to_dict() for each in parameters]
-    changed = _some(dict.fromkeys(json.dumps(each) if each else None for each in changes), "parameters")
-    for name in names:
-        if name not in OWN_BACKENDS:
-            require_known(name, others=OWN_BACKENDS, where="backends")
-    _check_num_runs(len(names) * len(numbers) * len(changed), time_limit_s)
-    return [
-        new_row(backend=backend, seed=seed, time_limit_s=time_limit_s, threads=threads, parameters=each)
-        for each, backend, seed in itertools.product(changed, names, numbers)
-    ]
-
-
-def _check_num_runs(num_runs: int, time_limit_s: float) -> None:
-    """Raise `InputError` if there are too many runs for one table."""
-    if num_runs > _MOST_RUNS:
-        raise InputError(
-            f"found {num_runs} runs or more, of up to {time_limit_s:g} s each; expected at most {_MOST_RUNS} "
-            "in one table: ask for fewer seeds, backends, sizes or sketches",
-            where="seeds",
-        )

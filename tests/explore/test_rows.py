@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import taccl
-from taccl.explore.compare import compare_rows
+from taccl.explore.compare import Runs, compare_rows
 from taccl.explore.rows import COLUMNS, LABELS, frame, new_row, plain_rows, with_best_bounds
 from tests.effort import AMPLE_S
 
@@ -30,9 +30,8 @@ def test_names_are_distinct():
 @pytest.mark.slow
 def test_rows_are_plain(problem):
     """Rows are JSON with null for missing values, and make the same table again."""
-    found = compare_rows(
-        problem, backends=["greedy", "pulp:MOSEK"], num_workers=1, cache=False, time_limit_s=AMPLE_S
-    )
+    runs = Runs(backends=["greedy", "pulp:MOSEK"], num_workers=1, cache=False, time_limit_s=AMPLE_S)
+    found = compare_rows(problem, runs)
     rows = plain_rows(found)
     assert rows[1]["finish_us"] is None
     assert frame(json.loads(json.dumps(rows, allow_nan=False))).equals(frame(found))

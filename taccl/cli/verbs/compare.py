@@ -53,12 +53,12 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Compare the results of several backends for one problem."""
-    from taccl.explore.compare import compare_rows
+    from taccl.explore.compare import Runs, compare_rows
 
     check_table(options)
     # An unreachable destination becomes a row of the table.
     problem = problem_from_options(options, reachable=False)
-    rows = compare_rows(problem, **run_options(options))
+    rows = compare_rows(problem, Runs(**run_options(options)))
     return table_answer(rows, options, problem.topology.proviso)
 
 
@@ -79,7 +79,7 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
 
 
 def run_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Options of `add_run_options`, as arguments of `compare` and `sweep`."""
+    """Options of `add_run_options`, as arguments of `Runs`."""
     # Keep joblib's processes from importing modules of the current folder first, such as a json.py.
     os.environ["PYTHONSAFEPATH"] = "1"
     left_s = max(LEAST_S, _RUNS_SHARE * options.deadline.left_s)
@@ -176,14 +176,14 @@ def add_sweep(verb: argparse.ArgumentParser) -> None:
 
 def run_sweep(options: argparse.Namespace) -> Answer:
     """Compare the results for all combinations of sketches, sizes and backends."""
-    from taccl.explore.compare import sweep_rows
+    from taccl.explore.compare import Runs, sweep_rows
 
     check_table(options)
     topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
     sketches = [sketch_from_word(None if word == "none" else word) for word in options.sketches]
     found = sweep_rows(
-        topology, collective_of(options, topology), **picked(options, "sizes", "chunks_per_rank"),
-        sketches=[each and resized(each, options, topology) for each in sketches], **run_options(options),
-        **arguments_of(options),
+        topology, collective_of(options, topology), Runs(**run_options(options)),
+        sketches=[each and resized(each, options, topology) for each in sketches],
+        **picked(options, "sizes", "chunks_per_rank"), **arguments_of(options),
     )  # fmt: skip
     return table_answer(found, options, topology.proviso)
