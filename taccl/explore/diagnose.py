@@ -22,7 +22,8 @@ from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnos
 from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below
 from taccl.measure.gpus import NO_PEERS, has_no_peers, may_be_bridged
 from taccl.measure.logs import OTHER_LIBRARY
-from taccl.measure.machine import machine_of, mismatches, other_gpus
+from taccl.measure.machine import machine_of
+from taccl.measure.mismatch import mismatches, other_gpus
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, WRONG, Log, Series
 from taccl.problem.collective import busbw_factor

@@ -30,12 +30,10 @@ from taccl.measure.machine import (
     modelled,
     nodes_of,
     port_mismatch,
-    rack_mismatch,
     replaces,
     with_switches,
-    without_nvlinks,
-    wrong_ranks,
 )
+from taccl.measure.mismatch import rack_mismatch, without_nvlinks, wrong_ranks
 from taccl.measure.predict import costs_of, known_machines
 from taccl.measure.series import Log, Series
 from taccl.topology.machines import SHAPES

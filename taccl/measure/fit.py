@@ -34,12 +34,11 @@ from taccl.measure.machine import (
     find_machine,
     links_share,
     local_ranks,
-    mismatches,
     modelled,
     placed,
     with_switches,
-    wrong_ranks,
 )
+from taccl.measure.mismatch import mismatches, wrong_ranks
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of
 from taccl.measure.predict import costs_of
 from taccl.measure.series import POINT_TO_POINT, Log, Series, joined

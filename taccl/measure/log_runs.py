@@ -7,18 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from taccl.measure.rows import (
-    HALF_DIGIT,
-    Columns,
-    Row,
-    columns_of,
-    is_broken,
-    is_cut,
-    names_unit,
-    nccl_row,
-    num_begun,
-)
+from taccl.measure.rows import HALF_DIGIT, Row, is_broken, is_cut, nccl_row, num_begun
 from taccl.measure.series import POINT_TO_POINT
+from taccl.measure.tables import Columns, columns_of, names_unit
 
 #: {collective: pattern of its names in logs}.
 #: SURE stands for the text that must follow a common word such as "reduce" to make it a name.

@@ -1,12 +1,9 @@
-"""Parse one line of a log as a row, by the pattern of nccl-tests or the columns of a header."""
+"""Parse one line of a log as a row, by the pattern of nccl-tests."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import NamedTuple
 
 from taccl.errors import FormatError
@@ -46,52 +43,11 @@ _BEGINS_ROW = re.compile(
 #: Row of nccl-tests that ends within its size, count, type or reduction, as the log was cut off there.
 _CUT_ROW = re.compile(r"\s*\d{1,18}(?:\s+\d{1,18}(?:\s+[a-z]\w{0,15}(?:\s+[a-z]{1,6}|\s+-)?)?)?\s*")
 _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?", re.IGNORECASE)
-#: Header of a table, which begins with the size. The first pattern that fits a cell names its column.
-_HEADER = re.compile(r"(?:message |msg |buffer )?(?:size|bytes)(?:\b|_).*", re.IGNORECASE)
-_KINDS = (
-    ("", re.compile(r"(?<![^\W_])(?:min|max|peak|total|std|p(?!50)\d\d)", re.IGNORECASE)),
-    ("algbw", re.compile(r"\balg(?!o\s*$)", re.IGNORECASE)), ("busbw", re.compile(r"\bbus", re.IGNORECASE)),
-    ("rate", re.compile(r"\bbw average|\bbandwidth", re.IGNORECASE)),
-    ("time", re.compile(r"(?:\b|_)time|latency|\bt_typical", re.IGNORECASE)),
-)  # fmt: skip
-#: {word: pattern of its column in tables of rccl-tests with commas}; see `Columns.words`.
-_WORDS = {
-    word: re.compile(form, re.IGNORECASE)
-    for word, form in {
-        "collective": "collective|name", "dtype": "type", "redop": "redop", "wrong": "wrong",
-        "in_place": "in[_ -]?place",
-    }.items()
-}  # fmt: skip
-#: Unit of a time or a rate in the name of a column or behind a number, such as ``(ms)`` or ``time_us``.
-_UNIT = re.compile(
-    r"(?<![^\W_])(?<!['\u2019])"
-    r"((?:nano|micro|milli|[nuµμm])?s(?:ec(?:ond)?s?)?|(?:[GMK]i?|)[Bb](?:ps|/s(?:ec)?)|[gmk]bps"
-    r"|(?:[GMKgmk]i?|)[Bb]_per_s)(?![^\W_]|/)"
-)
-#: Unit of a size in the name of its column, such as ``Size (KB)`` or ``size_mib``; default: bytes.
-_SIZE_UNIT = re.compile(r"(?<![^\W_])([KMGT]i?)(?:B|bytes?)(?![^\W_])", re.IGNORECASE)
 #: Bits in the name of a type of elements, such as ``bfloat16``. `_BYTES`: {type without them: bytes}.
 _BITS = re.compile(r"[a-z]+(8|16|32|64)(?:e\dm\d)?")
 _BYTES = {"char": 1, "uchar": 1, "half": 2, "int": 4, "uint": 4, "float": 4, "double": 8}
-#: Number in a cell, with a unit of its own or without.
-_FIGURE = re.compile(
-    r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?))\s?([^\W\d]\S*)?", re.IGNORECASE
-)
-#: Word behind a number.
-_AFTER_NUMBER = re.compile(r"\d\s?([^\W\d_][\w/]*)")
-#: Number in quotes, with commas between thousands.
-_THOUSANDS = re.compile(r"\"\d{1,3}(?:,\d{3})+(?:\.\d+)?\"")
 #: Size with underscores between thousands, as Python writes it.
 _UNDERSCORES = re.compile(r"\d{1,3}(?:_\d{3})+")
-#: {beginning of a unit of time: microseconds}.
-_US = {"": 1e6, "n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "m": 1e3, "nano": 1e-3, "micro": 1.0, "milli": 1e3}
-#: {unit: GB/s}. perftest, which writes ``/sec``, means MiB by MB (see `_unit`).
-_GB_PER_S: dict[str, float] = {
-    f"{prefix}{binary}{of}": (1024 if binary else 1000) ** power / 1e9 / (8 if of == "b" else 1)
-    for power, prefix in enumerate(("", "K", "M", "G"))
-    for binary in ("i", "")[not prefix :]
-    for of in "bB"
-}
 _PREFIXES = " KMGT"
 #: `_TOLERANCE`: relative tolerance of algbw.
 #: `HALF_DIGIT`: additional absolute tolerance of algbw in GB/s: half of the last printed digit.
@@ -168,7 +124,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
         width = len(cells) // 2 if twice else len(cells)
         *places, wrong = _GROUPS.get(width, _GROUPS[3])
         at = width if in_place else 0
-        num_wrong = sum(_count(each[wrong]) for each in (cells[:width], cells[width:]) if wrong and each)
+        num_wrong = sum(wrong_count(each[wrong]) for each in (cells[:width], cells[width:]) if wrong and each)
         checks = (
             [bool(re.fullmatch(_NUMBER, cells[i + wrong])) for i in (0, width)] if twice and wrong else []
         )
@@ -179,7 +135,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
         if len(figures) == 3 and "N/A" not in figures and (twice or not in_place):
             reduces = found[4] not in (None, "none")
             time_us, algbw, busbw = map(float, figures)
-            made = (_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1]))
+            made = (row_of(size, time_us, algbw, busbw, reduces) for size in sizes_of(found[1]))
             checked = checks[1] if checks and checks[0] else None
             other = cells[width - at + places[0]] if twice else ""
             rows += [
@@ -191,7 +147,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
                 )
                 for row in made
             ]  # fmt: skip
-    return _best(rows, where)
+    return best_row(rows, where)
 
 
 @lru_cache(maxsize=1)  # a line is looked at several times
@@ -232,7 +188,7 @@ def element_bytes(dtype: str) -> int:
     return int(bits[1]) // 8 if bits else _BYTES.get(dtype, 0)
 
 
-def _count(cell: str) -> int:
+def wrong_count(cell: str) -> int:
     """Number of wrong elements that a cell states, also as 1e+03; 0 if the cell is not a number."""
     return int(float(cell)) if re.fullmatch(_NUMBER, cell) else 0
 
@@ -261,161 +217,7 @@ def is_cut(line: str) -> bool:
     return _CUT_ROW.fullmatch(_spaced(line)) is not None
 
 
-class Columns(NamedTuple):
-    """Columns of a table of results, as the header of the table states them.
-
-    - `splits`: Separator of cells; empty for any white space.
-    - `width`: Number of cells in a row.
-    - `places`: {kind of column: (its index, its unit in us or GB/s)}.
-    - `half`: Number of cells if the second of two equal groups of columns is empty; 0 without groups.
-    - `before`: Number of columns left of the size, in tables with commas, semicolons or tabs.
-    - `words`: {"collective", "dtype", "redop", "in_place" or "wrong": index in the whole row}, in tables
-      with such separators, as those of rccl-tests.
-    - `in_place`: True if rows of times in place are wanted.
-    - `size_unit`: Unit of sizes without one of their own, such as ``"KB"``; empty for bytes.
-    - `unnamed`: Unit that is assumed of times or rates, if the header names none and no two columns agree on
-      it; else empty.
-    """
-
-    splits: str
-    width: int
-    places: dict[str, tuple[int, float]]
-    half: int = 0
-    before: int = 0
-    words: Mapping[str, int] = MappingProxyType({})
-    in_place: bool = False
-    size_unit: str = ""
-    unnamed: str = ""
-
-    @property
-    def is_by_name(self) -> bool:
-        """True if rows must be read by the header's names, as the pattern of nccl-tests misreads them."""
-        return self.before > 0 or bool(self.words)
-
-    def row(self, line: str, where: str) -> Row | None:
-        """The row in a line; None if its cells do not fit. `FormatError` for an infinite or NaN cell.
-
-        The size is 0 if the row has in-place results and `in_place` is False, or the reverse.
-        """
-        cells = _cells(re.sub(r"(\d) ([KMGT]i?B)\b", r"\1\2", line), self.splits)
-        width = self.half if self.half and len(cells) == self.half else self.width
-        before, cells = cells[:-width], cells[-width:]
-        is_prefix = self.splits == "|" or not before or before[-1].endswith((":", ">", "]", ")"))
-        if len(cells) < width or not (len(before) == self.before if self.is_by_name else is_prefix):
-            return None
-        said = {word: [*before, *cells][place] for word, place in self.words.items()}
-        found: dict[str, float] = {}
-        for kind, (place, unit) in self.places.items():
-            figure = _figure(cells[place], unit, is_time=kind == "time")
-            if figure is None:
-                return None
-            if not math.isfinite(figure):
-                here = f"{where}, column {len(before) + place + 1}"
-                raise FormatError(f"found {cells[place]}; expected a number above 0; correct it", where=here)
-            found[kind] = figure
-        algbw, busbw = found.get("algbw", found.get("rate", 0.0)), found.get("busbw", 0.0)
-        is_bus = not {"time", "algbw", "rate"} & set(found)
-        rate = busbw if is_bus else algbw
-        rows = []
-        for size in _sizes(cells[0].split()[-1] if cells[0] else "", self.size_unit):
-            stated_us = size / rate / 1000 if rate > 0 else 0.0
-            made = _row(size, found.get("time", stated_us), algbw or None, busbw, None)
-            rows.append(made._replace(is_bus=is_bus))
-        best = _best(rows, where)
-        if best is None or not self.is_by_name:
-            return best
-        is_other = said.get("in_place", "") in (("0", "false") if self.in_place else ("1", "true"))
-        return best._replace(
-            size_bytes=0 if is_other else best.size_bytes, num_wrong=_count(said.get("wrong", "")),
-            dtype=said.get("dtype", ""), collective=said.get("collective", ""),
-            reduces=said["redop"] not in ("", "none") if "redop" in said else None,
-        )  # fmt: skip
-
-
-def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
-    """Columns of a header line, which begins with the size and has a time or bandwidth; else None."""
-    found = _HEADER.search(line)
-    if found is None:
-        return None
-    splits = next((each for each in "|;,\t" if each in found[0]), "")
-    header = re.sub("(?i)^bytes #", "bytes  #", found[0])  # perftest's latency tests have one space here
-    cells = _cells(header, splits or "  ")
-    if len(cells) == 1:  # single spaces both between and within columns
-        words = re.sub(r"\b(avg|average|min|max|alg|bus) ", r"\1_", found[0], flags=re.IGNORECASE)
-        cells = _cells(re.sub(r"\s+([\[(])", r"\1", words), "")
-    places: dict[str, tuple[int, float]] = {}
-    unnamed = ""
-    for place, cell in enumerate(cells[1:], 1):
-        kind = next((kind for kind, form in _KINDS if form.search(cell)), "")
-        unit = _unit(cell, is_time=kind == "time")
-        if kind and (kind != "rate" or unit) and (kind not in places or in_place):
-            places[kind] = place, unit or 1.0
-            unnamed = unnamed or ("" if unit else "us" if kind == "time" else "GB/s")
-    if not places:
-        return None
-    size_unit = _SIZE_UNIT.search(cells[0])
-    columns = Columns(
-        splits, len(cells), places, in_place=in_place,
-        size_unit=f"{size_unit[1]}B" if size_unit else "",
-        unnamed="" if {"time", "algbw"} <= places.keys() else unnamed,
-    )  # fmt: skip
-    if splits in (",", ";", "\t"):
-        left = line[: found.start()].rstrip(" ")
-        every = [*(_cells(left[:-1], splits) if left.endswith(splits) else []), *cells]
-        at = {
-            word: next(place for place, cell in enumerate(every) if form.fullmatch(cell))
-            for word, form in _WORDS.items()
-            if any(map(form.fullmatch, every))
-        }
-        if len(every) > len(cells) or "in_place" in at:
-            return columns._replace(before=len(every) - len(cells), words=at)
-    group = next((cells[i:] for i in (1, 2) if cells[i:] == 2 * cells[i : (len(cells) + i) // 2]), [])
-    return columns._replace(half=len(cells) - len(group) // 2 if group else 0)
-
-
-def names_unit(line: str) -> bool:
-    """True if a number of the line has a unit of time or rate behind it."""
-    return any(_UNIT.match(unit) for unit in _AFTER_NUMBER.findall(line))
-
-
-def _figure(cell: str, unit: float, *, is_time: bool) -> float | None:
-    """Time in us or rate in GB/s that a cell states, in `unit` or in a unit of its own.
-
-    None if the cell is not a number, or has an unknown unit.
-    """
-    found = _FIGURE.fullmatch(cell)
-    if found is None:
-        return None
-    own = _unit(found[2], is_time=is_time) if found[2] else unit
-    return None if own is None else float(found[1]) * own
-
-
-def _unit(cell: str, *, is_time: bool) -> float | None:
-    """The unit that a cell names, in microseconds or GB/s; None if it names none."""
-    for unit in _UNIT.findall(cell):
-        if is_time and (begins := unit.partition("sec")[0].removesuffix("s")) in _US:
-            return _US[begins]
-        of, _, per = re.sub("(_per_s|/sec|/s|ps)$", r" \1", unit).partition(" ")
-        if not is_time and per:
-            if per == "/sec" and of in ("MB", "GB"):
-                of = f"{of[0]}iB"
-            elif of.islower() and len(of) > 1:  # mbps are bits, and mb_per_s bytes
-                of = f"{of[:-1].capitalize()}{'B' if per == '_per_s' else 'b'}"
-            return _GB_PER_S[of]
-    return None
-
-
-def _cells(line: str, splits: str) -> list[str]:
-    if splits == "  ":
-        return re.split(r"\s{2,}", line.strip())
-    if splits == ";":  # spreadsheets whose decimal mark is a comma put semicolons between cells
-        line = re.sub(r"(?<=\d),(?=\d)", ".", line)
-    if splits == ",":
-        line = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), line)
-    return [each.strip(" \"'#") for each in line.strip().strip("|").split(splits or None)]
-
-
-def _sizes(cell: str, unit: str = "") -> list[int]:
+def sizes_of(cell: str, unit: str = "") -> list[int]:
     """Possible sizes of a cell in bytes: K, M, G and T as powers of 1024, then of 1000; empty if none.
 
     - `unit`: Unit of a cell that is only a number, such as ``"KB"``; empty for bytes.
@@ -429,13 +231,14 @@ def _sizes(cell: str, unit: str = "") -> list[int]:
     return [round(float(found[1]) * base**power) if power else int(float(found[1])) for base in bases]
 
 
-def _row(size: int, time_us: float, algbw: float | None, busbw: float, reduces: bool | None) -> Row:
+def row_of(size: int, time_us: float, algbw: float | None, busbw: float, reduces: bool | None) -> Row:
+    """Row of a size; `agrees` is True as well if the line states no algbw."""
     stated = size / time_us / 1000 if time_us > 0 else 0.0
     agrees = algbw is None or abs(stated - algbw) <= _TOLERANCE * max(stated, algbw) + HALF_DIGIT
     return Row(size, time_us, algbw or 0.0, busbw, agrees, reduces)
 
 
-def _best(rows: list[Row], where: str) -> Row | None:
+def best_row(rows: list[Row], where: str) -> Row | None:
     """The first interpretation of a line whose time and algbw agree, else the first; None if there is none.
 
     Raises `FormatError` if the size is above 0 and the time is not.

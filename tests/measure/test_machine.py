@@ -6,13 +6,8 @@ import taccl
 from taccl.errors import FormatError, InputError
 from taccl.formats.nccl.topology import load_nccl_topology
 from taccl.measure.gpus import check_alike, machine_by_gpus
-from taccl.measure.machine import (
-    find_machine,
-    instance_of,
-    machine_of,
-    nodes_of,
-    rack_mismatch,
-)
+from taccl.measure.machine import find_machine, instance_of, machine_of, nodes_of
+from taccl.measure.mismatch import rack_mismatch
 from taccl.measure.predict import costs_of, known_machines, predict
 from taccl.measure.series import Log
 from taccl.topology.models import MODELS

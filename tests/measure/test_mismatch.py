@@ -5,7 +5,8 @@ import pytest
 import taccl
 from taccl.errors import FormatError
 from taccl.measure.logs import log_of_text
-from taccl.measure.machine import Machine, mismatches
+from taccl.measure.machine import Machine
+from taccl.measure.mismatch import mismatches
 from taccl.measure.series import Log, Series
 from tests.measure.logs import HEAD, row, table
 
