@@ -11,41 +11,28 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl._internal.caching import cached
-from taccl.baselines.cheap_rings import cheap_paths, cheapest_paths
-from taccl.baselines.ring import near_nodes, walk
+from taccl.baselines.channel_pool import MOST_EXACT, ChannelPool, column_of
+from taccl.baselines.ring import near_nodes
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.tree import two_trees
-from taccl.problem.costs import hold_columns, hold_costs_us
-from taccl.solvers.highs import minimise
 from taccl.topology.tuning import MAX_CHANNELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from taccl.baselines.channel_pool import Column, Walk
     from taccl.topology.topology import Topology
 
     Floats = NDArray[np.float64]
-    #: Order in which a channel passes the local ranks of a node.
-    Walk = tuple[int, ...]
-    #: Ring or chain, a column of the linear program, as one, two or four walks: one for all nodes, or one for
-    #: even nodes and one for odd ones, or these and one for each of the last two nodes.
-    Column = tuple[Walk, ...]
 
 
-#: Max ranks of a node for which the cheapest ring is found exactly: 10 * 2**10 states for each first rank.
-_MOST_EXACT = 10
-#: Max ranks of a node for which a beam search looks for cheap rings.
-_MOST_SEARCHED = 32
-#: Max rounds of column generation: exact (nodes of eight ranks need about 20), and with a beam search.
-_MAX_ROUNDS, _MAX_SEARCHED_ROUNDS = 60, 20
 #: `_ENOUGH`: the search for channels ends once a set reaches this share of the bound on bandwidth.
 #: `_NEARLY`: share of the best rate found that the returned set must reach; the smallest such set is
 #: returned.
@@ -72,7 +59,7 @@ class Channels:
     wanted: int
 
 
-class _Pattern:
+class Pattern:
     """Conversion of a column (order of the local ranks of a node) to a ring through all nodes."""
 
     def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
@@ -85,6 +72,7 @@ class _Pattern:
 
     @cached_property
     def variants(self) -> tuple[bool, ...]:
+        """Kinds of columns: alike in all nodes (False), and backwards in every other node (True)."""
         return (False, True) if len(self.nodes) % 2 == 0 and self.size > 1 else (False,)
 
     def hop(self, src: int, dst: int) -> list[int] | None:
@@ -154,7 +142,7 @@ class _Pattern:
         return ((*column[0][first:], *column[0][:first]),)
 
 
-class _Chains(_Pattern):
+class _Chains(Pattern):
     """Chains in nodes, whose first ranks (heads) are joined by two trees; data goes up and down all links."""
 
     variants = (False,)
@@ -190,7 +178,7 @@ class _Chains(_Pattern):
 @cached
 def ring_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
     """Rings through all ranks, each in one direction, with nearly the highest total bandwidth found."""
-    return _channels(_Pattern(topology, ticks))
+    return _channels(Pattern(topology, ticks))
 
 
 @cached
@@ -199,7 +187,7 @@ def chain_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
     return _channels(_Chains(topology, ticks))
 
 
-def _channels(pattern: _Pattern) -> Channels:
+def _channels(pattern: Pattern) -> Channels:
     """Channels of a pattern; those without relays are kept, as they depend on the fastest links alone."""
     name, links = f"channels of {type(pattern).__name__}", pattern.routes.fastest_links
     kept: dict[bytes, Channels] = pattern.topology.cache.setdefault(name, {})
@@ -211,19 +199,19 @@ def _channels(pattern: _Pattern) -> Channels:
     return channels
 
 
-def _found(pattern: _Pattern) -> Channels:
-    pool = _Pool(pattern)
+def _found(pattern: Pattern) -> Channels:
+    pool = ChannelPool(pattern)
     sets = pool.add_families(_families(pattern))
     if not pool.columns:
         pool.add_searched(random.Random(0), rate=0.0)
     if pool.columns:
         pool, chosen = _packed(pool, sets)
     else:
-        on_rails = _Pool(pattern)
+        on_rails = ChannelPool(pattern)
         sets = on_rails.add_families(_odd_families(pattern))
         found = [_packed(on_rails, sets)] if on_rails.columns else []
         pattern.relayed = True
-        relayed = _Pool(pattern)
+        relayed = ChannelPool(pattern)
         found.append(_packed(relayed, relayed.add_families(_families(pattern))))
         rates = [each.rate(chosen) for each, chosen in found]
         pool, chosen = found[0 if rates[0] >= _ENOUGH_UNRELAYED * rates[-1] else -1]
@@ -233,7 +221,7 @@ def _found(pattern: _Pattern) -> Channels:
     return Channels(tuple(pattern.order(pool.columns[i]) for i in spread), len(chosen))
 
 
-def _packed(pool: _Pool, sets: list[list[int]]) -> tuple[_Pool, list[int]]:
+def _packed(pool: ChannelPool, sets: list[list[int]]) -> tuple[ChannelPool, list[int]]:
     """Return the pool, and the columns chosen as channels: the smallest set with nearly the highest rate.
 
     - `sets`: Regular sets of columns of the pool; further sets to compare are appended.
@@ -244,7 +232,7 @@ def _packed(pool: _Pool, sets: list[list[int]]) -> tuple[_Pool, list[int]]:
     # For large nodes the linear program lacks some columns, so its optimum is no bound on the rate.
     # Few random orders are tried there, or none.
     fewest, most = (0, 0 if pattern.size > MAX_CHANNELS else 2)
-    if pattern.size <= _MOST_EXACT:
+    if pattern.size <= MOST_EXACT:
         fewest, most = _FEWEST_TRIES, _TRIES
     for seed in range(most):
         if seed >= fewest and any(pool.rate(each) >= _ENOUGH * bound for each in sets):
@@ -254,7 +242,7 @@ def _packed(pool: _Pool, sets: list[list[int]]) -> tuple[_Pool, list[int]]:
     return pool, min((each for each in sets if pool.rate(each) >= _NEARLY * fastest), key=len)
 
 
-def _families(pattern: _Pattern) -> Iterator[list[Column]]:
+def _families(pattern: Pattern) -> Iterator[list[Column]]:
     """Yield regular sets of rings or chains (columns), and two halves of each set.
 
     Local ranks follow each other in ascending order, in descending order, or as zigzags; the columns of a set
@@ -267,7 +255,7 @@ def _families(pattern: _Pattern) -> Iterator[list[Column]]:
     for alternates in pattern.variants:
         for walked in (range(size), range(0, -size, -1), _zigzag(size)):
             columns = [
-                _column(tuple((shift + each) % size for each in walked), alternates)
+                column_of(tuple((shift + each) % size for each in walked), alternates)
                 for shift in _shifts(size)
             ]
             yield columns
@@ -275,7 +263,7 @@ def _families(pattern: _Pattern) -> Iterator[list[Column]]:
             yield columns[::2]
 
 
-def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
+def _odd_families(pattern: Pattern) -> Iterator[list[Column]]:
     """Yield regular sets of rings through an odd number of nodes, with links between equal local ranks.
 
     Nodes are traversed forwards and backwards in turn, from local rank a to z and from z to a. The last two
@@ -293,7 +281,7 @@ def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
     columns = []
     for shift in shifts:
         forwards = a, y, *between = tuple((shift + each) % size for each in range(size))
-        columns.append((*_column(forwards, True), (*between[::-1], a, y), (y, *between, a)))
+        columns.append((*column_of(forwards, True), (*between[::-1], a, y), (y, *between, a)))
     yield columns
     if size % 4 == 0:
         flipped = [*range(0, size, 2), *range(1, size, 2)]
@@ -308,13 +296,8 @@ def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
         for a in shifts:
             forwards = walk_from(a, range(size))
             before = walk_from(forwards[-1], flipped)
-            columns.append((*_column(forwards, True), before, walk_from(before[-1], crossed)))
+            columns.append((*column_of(forwards, True), before, walk_from(before[-1], crossed)))
         yield columns
-
-
-def _column(walk: Walk, alternates: bool) -> Column:
-    """Column with one walk through every node, or with that walk backwards in every other node."""
-    return (walk, walk[::-1]) if alternates else (walk,)
 
 
 def _shifts(size: int) -> range:
@@ -334,144 +317,3 @@ def _rounded(share: Floats) -> Iterator[list[int]]:
         rest = np.argsort(-(share * count - whole), kind="stable")
         whole[rest[: count - int(whole.sum())]] += 1
         yield np.repeat(np.arange(len(share)), whole.astype(int)).tolist()
-
-
-class _Pool:
-    """Known columns (rings or chains), and the us per MB for which each column keeps each resource busy."""
-
-    def __init__(self, pattern: _Pattern) -> None:
-        self.pattern = pattern
-        self.columns: list[Column] = []
-        self._known: set[Column] = set()
-        self._loads: list[Floats] = []
-        topology = pattern.topology
-        _, hold = hold_columns(topology).of_sends(np.arange(len(topology.links)))
-        resource, beta = hold_columns(topology).resource[hold], hold_costs_us(topology)[1][hold]
-        rows = iter(zip(resource.tolist(), beta.tolist(), strict=True))
-        #: (resource, us per MB) of the holds of each link.
-        self._holds = [[*islice(rows, len(holds))] for holds in topology.holds_of_link]
-
-    def add(self, column: Column) -> bool:
-        """Add a column; False if it is already known, or some of its ranks are not joined."""
-        column = self.pattern.canonical(column)
-        links = None if column in self._known else self.pattern.links(column)
-        if links is None:
-            return False
-        load = np.zeros(len(self.pattern.topology.resources))
-        for link, times in links:
-            for resource, beta in self._holds[link]:
-                load[resource] += times * beta
-        self._known.add(column)
-        self.columns.append(column)
-        self._loads.append(load)
-        return True
-
-    def add_families(self, families: Iterable[list[Column]]) -> list[list[int]]:
-        """Add regular families of rings or chains; return each family in which no link is missing."""
-        sets = []
-        for family in families:
-            for column in family:
-                self.add(column)
-            known = {column: i for i, column in enumerate(self.columns)}
-            found = {known.get(self.pattern.canonical(column), -1) for column in family}
-            if found and min(found) >= 0:
-                sets.append(sorted(found))
-        return sets
-
-    def rate(self, chosen: Sequence[int]) -> float:
-        """MB per us that the chosen columns carry together, as channels with equal shares of the data."""
-        load = np.sum([self._loads[i] for i in chosen], axis=0)
-        return float(len(chosen) / max(load.max(), 1e-12))
-
-    def shares(self) -> tuple[Floats, float]:
-        """Share of each ring or chain in the optimal packing of resources, and the packing's MB per us."""
-        for _ in range(_MAX_ROUNDS if self.pattern.size <= _MOST_EXACT else _MAX_SEARCHED_ROUNDS):
-            # Most rows are equal, and the rows that differ are sorted in far less time.
-            rows = {row.tobytes(): row for row in np.array(self._loads).T}
-            loads = np.unique(np.array([*rows.values()]), axis=0)
-            entries = (*np.nonzero(loads), loads[loads != 0])
-            found = minimise(-np.ones(loads.shape[1]), entries, (np.ones(len(loads)),))
-            if found is None:  # links have no beta, so any column is optimal
-                return np.eye(1, len(self.columns))[0], np.inf
-            answer, full = found, np.array(self._loads).T
-            prices = self._prices(full, loads, -answer.duals)
-            new = [self.add(column) for column in self._cheapest(prices)]
-            if not any(new):
-                break
-        share = np.pad(answer.values, (0, len(self.columns) - len(answer.values)))
-        return share / share.sum(), -answer.objective
-
-    def _prices(self, full: Floats, rows: Floats, duals: Floats) -> Floats:
-        """Cost of 1 MB over each link at the dual prices of resources.
-
-        - `full`: Load of each resource by each column, (num_resources, num_columns).
-        - `rows`: Distinct rows of `full`, which are the rows of the linear program.
-        - `duals`: Dual price of each of `rows`.
-        """
-        of_resource = np.zeros(len(full))
-        place = {row.tobytes(): i for i, row in enumerate(full)}
-        for row, dual in zip(rows, duals, strict=True):
-            of_resource[place[row.tobytes()]] = dual
-        return np.array([sum(of_resource[r] * beta for r, beta in holds) for holds in self._holds])
-
-    def _matrices(self, prices: Floats, alternates: bool) -> tuple[Floats, Floats]:
-        """Costs of steps inside nodes, and between nodes, as matrices by local rank; inf if not joined."""
-        size = self.pattern.size
-        found = []
-        for number, pairs in enumerate(self.pattern.known_pairs(alternates)):
-            matrix = np.full((size, size), np.inf)
-            for place, ranks in pairs.items():
-                links = self.pattern.weighted(ranks, closing=number == 1)
-                if links is not None:
-                    matrix[place] = sum(times * prices[e] for e, times in links)
-            found.append(matrix)
-        return found[0], found[1]
-
-    def _cheapest(self, prices: Floats) -> Iterator[Column]:
-        """Yield columns with negative reduced cost: a cheap ring from each first rank."""
-        if self.pattern.size > _MOST_SEARCHED:
-            return
-        paths = cheapest_paths if self.pattern.size <= _MOST_EXACT else cheap_paths
-        for alternates in self.pattern.variants:
-            for cost, path in paths(*self._matrices(prices, alternates)):
-                if cost < 1 - 1e-6:
-                    yield _column(path, alternates)
-
-    def searched_sets(self, shuffled: random.Random) -> Iterator[list[int]]:
-        """Yield one set of disjoint rings or chains per distinct link bandwidth, by depth-first search."""
-        betas = {max(beta for _, beta in holds) for holds in self._holds if holds}
-        for rate in sorted(1 / beta for beta in betas if beta):
-            found = self.add_searched(shuffled, rate=rate)
-            if found:
-                yield found
-
-    def add_searched(self, shuffled: random.Random, *, rate: float) -> list[int]:
-        """Add rings or chains of `rate` MB per us each until no other fits; return their column indices."""
-        remaining = np.ones(len(self.pattern.topology.resources))
-        found: list[int] = []
-        while len(found) < MAX_CHANNELS:
-            slack = np.array(
-                [all(beta * rate <= remaining[r] + 1e-9 for r, beta in holds) for holds in self._holds]
-            )
-            column = self._searched(np.where(slack, 0.0, np.inf), shuffled)
-            if column is None:
-                break
-            self.add(column)
-            number = self.columns.index(self.pattern.canonical(column))
-            remaining -= rate * self._loads[number]
-            if remaining.min() < -1e-9:
-                break
-            found.append(number)
-            if not rate:
-                break
-        return found
-
-    def _searched(self, prices: Floats, shuffled: random.Random) -> Column | None:
-        for alternates in self.pattern.variants:
-            steps, closing = self._matrices(prices, alternates)
-            next_ranks = [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in steps]
-            closings = {(int(a), int(b)) for a, b in np.argwhere(np.isfinite(closing))}
-            path = walk(next_ranks, closings, shuffled)
-            if path is not None:
-                return _column(tuple(path), alternates)
-        return None

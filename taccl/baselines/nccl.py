@@ -11,38 +11,28 @@ the same channels, and those of NVLS the same pipeline.
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple, cast
-
-import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.caching import cached
 from taccl._internal.units import format_us
-from taccl.baselines.channel_schedules import open_gb_per_s, over_channels, predict
+from taccl.baselines.channel_schedules import over_channels, predict
+from taccl.baselines.nccl_links import table_rates, topology_under
 from taccl.baselines.nvls import NvlsPipeline, has_nvls, links_of_switches, nvls_schedule, with_switches
 from taccl.baselines.straight import exchange_end_us, exchange_us, pairwise
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
-from taccl.measure.model import COLLECTIVES, further_channels, patterns_of
+from taccl.measure.model import COLLECTIVES, patterns_of
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
 from taccl.topology.models import library_name
-from taccl.topology.networks import INSTANCES, NETWORKS
-from taccl.topology.parts import on_rails, thousandths
-from taccl.topology.profiles import PROFILES, find_profile, profile_of
+from taccl.topology.parts import on_rails
+from taccl.topology.profiles import PROFILES, profile_of
 from taccl.topology.registry import parse
-from taccl.topology.transform import rescaled
 from taccl.topology.tuning import (
-    CHANNEL_BYTES,
     CHANNEL_GB_PER_S,
     MAX_CHANNELS,
-    NVLS_NETWORK_US,
-    NVLS_US,
-    PROTOCOLS,
-    TREE_SHARE,
-    Protocol,
 )
 
 if TYPE_CHECKING:
@@ -127,13 +117,13 @@ def _candidates(
         for pattern in patterns_of(name, *sizes):
             if only not in (None, (pattern.algorithm, protocol)):
                 continue
-            on = _topology(problem, protocol, pattern.algorithm)
+            on = topology_under(problem, protocol, pattern.algorithm)
             if pattern.algorithm in ("ring", "tree"):
                 yield _over_channels(problem, pattern.algorithm, protocol, on)
             else:
                 yield _pairwise(problem, protocol, on)
         if only in (None, ("nvls", protocol)) and nvls and protocol in ("", "simple") and has_nvls(switched):
-            yield _in_switches(switched, protocol, _topology(switched, protocol, "nvls"))
+            yield _in_switches(switched, protocol, topology_under(switched, protocol, "nvls"))
 
 
 def _is_of(candidate: Considered, expected: Prediction | None) -> bool:
@@ -246,7 +236,7 @@ def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedu
     """Schedule of a candidate from `nccl_choices`; arguments are as in `nccl`."""
     problem = with_switches(problem) if best.algorithm == "nvls" else problem
     assert problem.size_bytes is not None, "checked"
-    on = _topology(problem, best.protocol, best.algorithm)
+    on = topology_under(problem, best.protocol, best.algorithm)
     if best.algorithm in ("ring", "tree"):
         schedule = over_channels(problem, cast("Algorithm", best.algorithm), on, cut=cut)
     else:
@@ -283,7 +273,7 @@ def nccl_bounded(
             f"{problem.topology.protocol}"
         )
     if schedule.problem.topology.links != topology.links:
-        notes.append(f"for the finish, {_table_rates(chosen.algorithm)}; the bound is for full link rates")
+        notes.append(f"for the finish, {table_rates(chosen.algorithm)}; the bound is for full link rates")
     notes += filter(None, (model_gap(schedule, chosen), _library_gap(problem, schedule, chosen, nvls=nvls)))
     return replace(schedule.problem, topology=topology), tuple(notes)
 
@@ -365,92 +355,3 @@ def _protocols(topology: Topology, collective: str, size: int) -> tuple[str, ...
         if (each.collective, each.ranks, each.nodes) == of and each.from_bytes <= size <= each.up_to_bytes
     )
     return tuple(taken) or topology.protocols or ("",)
-
-
-def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
-    """Topology of a problem under a protocol, with the latency of the channels that the problem's size uses.
-
-    For NVLS and trees, also with the costs in NCCL's tuning tables. Topologies read from files have no
-    latencies of protocols; their latency for NVLS, and their bandwidth for trees, are those of the tables.
-    """
-    topology, size = problem.topology, problem.size_bytes
-    assert size is not None, "checked"
-    profile, ramp_us = profile_of(topology), Fraction(0)
-    if profile is not None and profile.channel is not None and protocol in CHANNEL_BYTES:
-        further = float(further_channels(protocol, np.array([float(size)]))[0])
-        ramp_us = thousandths(profile.channel.value * Fraction(further))
-    found = _launched(topology, protocol, ramp_us)
-    if algorithm == "nvls" and (protocol or not topology.machine):
-        wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
-        slower = (e._replace(alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
-        found = replace(found, links=tuple(slower), assumed=(*found.assumed, _table_rates("nvls")))
-        row = next((each for each in PROTOCOLS if each.name == protocol), None)
-        if row is None:
-            return found
-        return rescaled(
-            found, {(True, "alpha"): _network_factor(topology, row, NVLS_NETWORK_US)}, thousandths
-        )
-    return _for_trees(problem, protocol, found) if algorithm == "tree" else found
-
-
-@cached
-def _launched(topology: Topology, protocol: str, ramp_us: Fraction) -> Topology:
-    """Topology under a protocol, with a launch that takes `ramp_us` longer."""
-    found = topology.under(protocol) if protocol else topology
-    return replace(found, launch_us=found.launch_us + ramp_us) if ramp_us else found
-
-
-def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
-    """Topology `found` (the problem's, under a protocol) with the latencies and bandwidth of NCCL's trees.
-
-    Fabrics by name, such as a torus, are not in NCCL's tables; their topology stays unchanged.
-    """
-    from taccl.measure.channel_limits import tree_limit_gb_per_s  # loads all tables of machines
-
-    topology, share = problem.topology, TREE_SHARE
-    if topology.machine and protocol not in [each.name for each in PROTOCOLS]:
-        return found
-    most = tree_limit_gb_per_s(topology)
-    if most < float("inf"):
-        share = min(share, most / open_gb_per_s(problem, "tree", found))
-    return _with_tree_costs(found, protocol, share)
-
-
-@cached
-def _with_tree_costs(topology: Topology, protocol: str, share: float) -> Topology:
-    """Topology under a protocol with the latencies of NCCL's trees, and a share of the bandwidth."""
-    row = next((each for each in PROTOCOLS if each.name == protocol), None)
-    found = replace(topology, assumed=(*topology.assumed, _table_rates("tree")))
-    slower = 1 / Fraction(str(round(share, 6)))
-    factors = {(False, "beta"): slower, (True, "beta"): slower}
-    if row is None:
-        return rescaled(found, factors, thousandths)
-    costs = find_profile(topology.machine, topology.profile).protocols
-    base_us = next(each.base_us.value for each in costs if each.name == protocol)
-    factors |= {
-        (False, "alpha"): Fraction(str(row.tree_hop_us)) / Fraction(str(row.ring_hop_us)),
-        (True, "alpha"): _network_factor(topology, row, row.tree_network_us),
-    }
-    longer = Fraction(str(row.tree_base_us)) / Fraction(str(row.ring_base_us)) - 1
-    longer_us = found.launch_us + base_us * longer
-    return rescaled(replace(found, launch_us=longer_us), factors, thousandths)
-
-
-def _table_rates(algorithm: str) -> str:
-    """Assumption about links under an algorithm of NCCL; times and bounds of its schedules depend on it."""
-    most = f"at most {TREE_SHARE:g} of the bandwidth, and a maximum for each channel"
-    what = most if algorithm == "tree" else "latencies of switches and their trees"
-    return f"links have {algorithm}'s rates in NCCL's tables ({what})"
-
-
-def _network_factor(topology: Topology, row: Protocol, to_us: float) -> Fraction:
-    """Factor from the latency of a ring's hop between nodes to that of a hop with `to_us` in NCCL's tables.
-
-    The latency that profiles add for the network of an instance type stays the same.
-    """
-    further_us = 0.0
-    if topology.machine in INSTANCES and topology.profile in [e.name for e in PROFILES[topology.machine]]:
-        hop_us = NETWORKS[INSTANCES[topology.machine].network].hop_us
-        further_us = hop_us * (2 if row.name == "simple" else 1)
-    to, ring, further = (Fraction(str(each)) for each in (to_us, row.ring_network_us, further_us))
-    return (to + further) / (ring + further)
