@@ -153,11 +153,7 @@ def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
 
 
 def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]:
-    """Optimal load of a resource at a dual price: (units of data, their derivative by the price, total gain).
-
-    In an optimum, each send is smaller than the one before by alpha / beta, as its units delay all later
-    ones.
-    """
+    """Optimal load of a resource at a dual price: (units, their derivative by the price, total gain)."""
     left = price - lane.idle
     if left <= lane.alpha or not lane.beta:
         return Fraction(0), Fraction(0), Fraction(0)
@@ -166,11 +162,8 @@ def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]
     num = (math.isqrt(8 * math.ceil(left / lane.alpha) + 1) + 1) // 2
     while num * (num + 1) * lane.alpha >= 2 * left:
         num -= 1
-    alphas = Fraction(lane.alpha * num * (num + 1), 2)
-    units = (num * left - alphas) / ((num + 1) * lane.beta)
-    step, last = Fraction(lane.alpha, lane.beta), (left - num * lane.alpha) / lane.beta - units
-    squares = num * last**2 + num * (num - 1) * step * (last + step * (2 * num - 1) / 6)
-    return units, Fraction(num, (num + 1) * lane.beta), lane.beta * (units**2 + squares) / 2
+    units, _, gain = lane.load(left, num, Fraction(lane.alpha, lane.beta))
+    return units, Fraction(num, (num + 1) * lane.beta), gain
 
 
 def _least_ticks(facts: Facts, witness: FlowTime) -> Fraction:

@@ -149,24 +149,16 @@ class _Flow:
 
 
 def _gain(lane: Lane, horizon: Fraction, price: Fraction) -> Fraction:
-    """Max gain of the units sent before the horizon, less the price of their latencies.
-
-    In an optimum, send i carries u units with ``i alpha + beta (total + u) = horizon - idle``. Here, total is
-    the sum of the units of all sends.
-    """
+    """Max gain of the units sent before the horizon, less the price of their latencies."""
     spare = horizon - lane.idle
     if not lane.alpha:
         return max(spare, Fraction(0)) ** 2 / (2 * lane.beta)
     best, sends = Fraction(0), 1
     while True:
-        units = (sends * spare - Fraction(lane.alpha * sends * (sends + 1), 2)) / (lane.beta * (1 + sends))
-        last = (spare - sends * lane.alpha) / lane.beta - units
+        _, last, gain = lane.load(spare, sends, Fraction(lane.alpha, lane.beta))
         if last <= 0:
             return best
-        step = Fraction(lane.alpha, lane.beta)
-        squares = sends * last**2 + sends * (sends - 1) * step * (last + step * (2 * sends - 1) / 6)
-        cost = price * lane.alpha * sends / lane.beta
-        best = max(best, lane.beta * (units**2 + squares) / 2 - cost)
+        best = max(best, gain - price * lane.alpha * sends / lane.beta)
         sends += 1
 
 
@@ -176,11 +168,8 @@ def _gain_near(lane: Lane, horizon: NDArray[np.float64], price: NDArray[np.float
     if not lane.alpha:
         return spare[:, 0] ** 2 / (2 * lane.beta)
     sends = np.arange(1.0, 2 + (2 * spare.max() / lane.alpha) ** 0.5)
-    units = (sends * spare - lane.alpha * sends * (sends + 1) / 2) / (lane.beta * (1 + sends))
-    step = lane.alpha / lane.beta
-    last = spare / lane.beta - sends * step - units
-    squares = sends * last**2 + sends * (sends - 1) * step * (last + step * (2 * sends - 1) / 6)
-    gains = lane.beta * (units**2 + squares) / 2 - price[:, None] * lane.alpha * sends / lane.beta
+    _, last, gain = lane.load(spare, sends, lane.alpha / lane.beta)
+    gains = gain - price[:, None] * lane.alpha * sends / lane.beta
     most: NDArray[np.float64] = np.max(gains, axis=1, where=last > 0, initial=0.0)
     return most
 

@@ -58,6 +58,18 @@ class Lane(NamedTuple):
     beta: int
     idle: int
 
+    def load(self, spare: Any, sends: Any, step: Any) -> tuple[Any, Any, Any]:
+        """(units of all sends, units of the last one, total gain) of the loads with the highest gain.
+
+        A unit gains `spare` ticks less those from the start of the first hold to the end of its own. Each
+        send is smaller than the one before by `step`, alpha / beta, as its units delay all later ones.
+        Arguments are exact, or floats.
+        """
+        units = (sends * spare - self.alpha * (sends * (sends + 1) // 2)) / (self.beta * (1 + sends))
+        last = (spare - sends * self.alpha) / self.beta - units
+        squares = sends * last**2 + sends * (sends - 1) * step * (last + step * (2 * sends - 1) / 6)
+        return units, last, self.beta * (units**2 + squares) / 2
+
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
