@@ -183,9 +183,8 @@ class Expectation:
 
     def algorithm_us(self, size_bytes: int) -> dict[str, float]:
         """{algorithm: predicted time in us of a size, under its fastest protocol}."""
-        return {
-            each.algorithm: each.time_us for each in sorted(self._choices(size_bytes), key=_slowest_first)
-        }
+        slowest_first = sorted(self._choices(size_bytes), key=lambda each: -each.time_us)
+        return {each.algorithm: each.time_us for each in slowest_first}
 
     def with_nics(self, num: int) -> float | None:
         """Predicted time in us of the largest size if a node had `num` NICs, shared equally.
@@ -348,10 +347,6 @@ class Expectation:
             return 1 / on.num_nodes if algorithm == "pairwise" and not on_rails(on) else 1.0
 
         return carried(self.topology) / carried(part)
-
-
-def _slowest_first(choice: Choice) -> float:
-    return -choice.time_us
 
 
 def _best_of(choices: tuple[Choice, ...]) -> Choice:

@@ -23,6 +23,7 @@ from taccl.placement.probe import Probe
 from taccl.program.lift import lift
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
+from taccl.topology.builder import warn_of_assumptions
 from taccl.topology.recognise import nested_order
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def _hosts_of(topology: Topology | Probe | ProbedHosts) -> Topology | ProbedHost
     """Measured hosts of a probe, or of a topology made from a probe; otherwise the topology itself."""
     if isinstance(topology, Probe):
         hosts = ProbedHosts(topology)
-        hosts.warn_of_assumptions()
+        warn_of_assumptions(hosts.name, hosts.costs.assumed)
         return hosts
     if isinstance(topology, ProbedHosts):
         return topology

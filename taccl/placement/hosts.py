@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from taccl._internal.units import format_count
-from taccl.errors import AssumptionWarning, InputError, warn
+from taccl.errors import InputError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import exact_cost, hold_ends
 
@@ -121,12 +121,6 @@ class ProbedHosts:
     def told(self) -> list[str]:
         """Notes and assumptions, as the topology lists them."""
         return [*self.costs.notes, *(f"assumed: {each}" for each in self.costs.assumed)]
-
-    def warn_of_assumptions(self) -> None:
-        """Warn of the assumptions, as a topology does when it is built."""
-        if assumed := self.costs.assumed:
-            told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
-            warn(f"{self.name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
 
     @cached_property
     def topology(self) -> Topology:

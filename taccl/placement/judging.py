@@ -15,7 +15,7 @@ from taccl.placement.probe import REPEATS, median_of_known
 from taccl.topology.recognise import common_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -211,7 +211,7 @@ def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
     if len(counts) == 1 and min(counts) > 1:
         both = {name: np.stack([each, each.transpose(0, 2, 1)]) for name, each in known.items()}
         return (
-            {name: _without_warning(np.nanmean, each) for name, each in both.items()},
+            {name: _mean_of_known(each) for name, each in both.items()},
             f"{min(counts)} passes",
             "",
         )
@@ -224,11 +224,11 @@ def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
     return known, "", "the probe has one value per pair; probe again for repetitions"
 
 
-def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Apply a NumPy function along the first axis without its warnings; nan where all values are nan."""
+def _mean_of_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean along the first axis over the values that are not nan; nan where all are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        found: NDArray[np.float64] = function(values, axis=0)
+        found: NDArray[np.float64] = np.nanmean(values, axis=0)
     return found
 
 

@@ -212,9 +212,7 @@ class TopologyBuilder:
 
         Warns of the assumptions with an `AssumptionWarning`.
         """
-        if assumed:
-            told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
-            warn(f"{self.name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
+        warn_of_assumptions(self.name, assumed)
         return Topology(
             **{name: getattr(self, name) for name in (*WORDS, "protocol", "launch_us")},
             node_of_rank=tuple(self.node_of_rank),
@@ -262,6 +260,13 @@ def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning =
         for src, dst in ((u, v),) if graph.is_directed() else ((u, v), (v, u)):
             builder.add_link(rank_of[src], rank_of[dst], alpha_us=alpha, beta_us_per_mb=beta, name=own)
     return builder.build()
+
+
+def warn_of_assumptions(name: str, assumed: Sequence[str]) -> None:
+    """Warn of the assumptions on which a topology rests, if any, with an `AssumptionWarning`."""
+    if assumed:
+        told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
+        warn(f"{name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
 
 
 def _beta_of_edge(attributes: Mapping[str, Any], where: str) -> Fraction:

@@ -92,7 +92,7 @@ def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, Cut
         index = int(np.argmax(estimates))
         if estimates[index]:
             best.append((frozenset(np.flatnonzero(sides[index]).tolist()),))
-    sides = borders.behind_shared(_MOST_SHARED)
+    sides = borders.behind_shared()
     if len(sides):
         estimates = borders.estimates(sides)
         best.append((frozenset(np.flatnonzero(sides[int(np.argmax(estimates))]).tolist()),))
@@ -220,13 +220,11 @@ class _Borders:
         self._holds[self._column, place], self._held[self._column, place] = self._resource, self._ticks
         self.most_at_once = max(1, _MOST_CELLS // max(1, self._holds.size, volume.num_kinds))
 
-    def behind_shared(self, most: int) -> Flags:
+    def behind_shared(self) -> Flags:
         """(num_sets, num_ranks) ranks at either end of a shared resource's links, and their complements.
 
-        Resources with the longest total holds come first. Sets of one rank, or of all ranks but one, are left
-        out.
-
-        - `most`: Max number of sets.
+        At most `_MOST_SHARED` sets, those of resources with the longest total holds first. Sets of one rank,
+        or of all ranks but one, are left out.
         """
         num_ranks = self.volume.problem.topology.num_ranks
         held = np.bincount(self._resource, self._ticks, minlength=self.num_resources)
@@ -247,8 +245,9 @@ class _Borders:
         sizes = sides.sum(axis=1)
         order = np.argsort(-np.tile(held[shared], 2), kind="stable")
         order = order[(sizes[order] > 1) & (sizes[order] < num_ranks - 1)]
-        found = list({sides[each].tobytes(): sides[each] for each in order.tolist()}.values())[: most // 2]
-        return np.array([side for each in found for side in (each, ~each)]).reshape(-1, num_ranks)
+        found = {sides[each].tobytes(): sides[each] for each in order.tolist()}.values()
+        kept = [*found][: _MOST_SHARED // 2]
+        return np.array([side for each in kept for side in (each, ~each)]).reshape(-1, num_ranks)
 
     def estimates(self, sides: Flags) -> list[float]:
         """Approximate bound of each set in ticks; 0 if some link into it takes no time."""

@@ -300,11 +300,8 @@ class _Program:
         gain = places[there][:, self.end] - places[here][:, self.begin]
         return np.maximum(gain, 0.0) * count[:, None]
 
-    def _violation(self, found: Floats, *, add: bool) -> float:
-        """Largest ratio of the price of a send's data to that of the link.
-
-        - `add`: True to add rows for sends whose ratio exceeds 1.
-        """
+    def _violation(self, found: Floats) -> float:
+        """Largest ratio of the price of a send's data to that of the link; adds rows for ratios above 1."""
         times, places = self._values(found)
         size, worst = max(1, self.steps // _BLOCKS), 1.0
         block = self.begin // size * (self.steps + 1) + self.end // size
@@ -315,7 +312,7 @@ class _Program:
             worst = max(worst, float((total / np.maximum(price, _LEAST)).max()))
             over = total - price * (1 + _ENOUGH / 4)
             order = np.flatnonzero(over > _LEAST)
-            if add and len(order):
+            if len(order):
                 order = order[np.argsort(-over[order], kind="stable")]
                 send = order[np.unique(block[order], return_index=True)[1]]
                 self._add(kind, send, charges[:, send] > _LEAST)
@@ -333,7 +330,7 @@ class _Program:
             if solution is None:
                 break
             limiting = self._limiting(solution.duals)
-            worst = self._violation(solution.values, add=True)
+            worst = self._violation(solution.values)
             if -solution.objective / worst > best_load:
                 best, best_load = (solution.values, worst), -solution.objective / worst
             self.loads.limiting = limiting
