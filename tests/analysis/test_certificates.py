@@ -97,7 +97,7 @@ def test_no_claim_of_any_family_is_above_the_optimum():
     The problems have process groups, relays, scans, sums, chunks of several sizes, and clauses.
     """
     compared = 0
-    for seed in cases("claims of bounds against the optimum", few=20, many=800):
+    for seed in cases("claims of bounds against the optimum", few=10, many=800):
         problem = random_group_problem(seed)
         way = OPTIONS[seed % len(OPTIONS)]
         claims, others = every_claim(problem), every_claim(problem, **way)
@@ -117,7 +117,7 @@ def test_no_claim_of_any_family_is_above_the_optimum():
         rng = random.Random(seed)
         made = [replace(claims[-1], bound=above, witness=made_up(problem, rng)) for _ in range(4)]
         assert not any(each.check() for each in made), seed
-    assert compared > some(10, 40)
+    assert compared > some(5, 40)
 
 
 def test_sums_that_need_no_send_bring_no_links():
@@ -258,7 +258,7 @@ def test_every_witness_proves_its_bound(seed, combining, divisible, in_network):
     assert bound.check()
 
 
-@fuzzed(few=8, many=400)
+@fuzzed(few=4, many=400)
 @given(
     topology=fabrics(),
     name=st.sampled_from([*collectives.COLLECTIVES]),

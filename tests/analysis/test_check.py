@@ -339,7 +339,7 @@ def test_a_shared_nic_counts_once():
     assert not replace(bound, bound=Fraction(6)).check()
 
 
-@fuzzed(few=15, many=600)
+@fuzzed(few=7, many=600)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans())
 def test_no_witness_proves_more_than_the_least_finish(seed, combining):
     """Made-up and changed witnesses never prove one tick more than the optimum."""

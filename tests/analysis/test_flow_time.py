@@ -161,7 +161,7 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
 @pytest.mark.fuzz
 def test_no_merged_baseline_beats_the_flow_on_grids():
     """On random tori and meshes every baseline, in every number of chunks, finishes no sooner than the claim."""
-    for seed in cases("mean flow time on grids", few=3, many=300):
+    for seed in cases("mean flow time on grids", few=2, many=300):
         rng = random.Random(f"grid {seed}")
         make = rng.choice((taccl.topologies.torus, taccl.topologies.mesh))
         sizes = [rng.choice((2, 3, 4)) for _ in range(rng.choice((1, 2, 2, 3)))]

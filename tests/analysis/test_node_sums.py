@@ -89,7 +89,7 @@ def test_small_data_prove_nothing():
 def test_no_schedule_in_any_chunks_beats_the_sums_between_nodes():
     """On tiny machines no schedule finishes before the claim, in one or two chunks per rank."""
     decided = claimed = 0
-    for seed in cases("sums between nodes, over all schedules", few=6, many=300):
+    for seed in cases("sums between nodes, over all schedules", few=3, many=300):
         rng = random.Random(f"sums between nodes {seed}")
         topology = machine(rng, rng.choice(([1, 1], [1, 2], [2, 1], [1, 1, 1])), is_tiny=True)
         for problem in both_chunkings(topology, "allreduce"):
@@ -98,7 +98,7 @@ def test_no_schedule_in_any_chunks_beats_the_sums_between_nodes():
             best = max((each.bound for each in found), default=Fraction(0))
             claimed += best > 0
             decided += best > 0 and is_unbeaten(problem, best, max_states=1_000)
-    assert decided > some(0, 30) and claimed > some(4, 200)
+    assert decided > some(0, 30) and claimed > some(2, 200)
 
 
 @pytest.mark.fuzz

@@ -189,7 +189,7 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
     """A claim over all chunkings holds for every number of chunks: on tiny problems no schedule finishes
     earlier, nor does a baseline."""
     decided = claimed = 0
-    for seed in cases("sum flow, over all schedules", few=12, many=1_000):
+    for seed in cases("sum flow, over all schedules", few=6, many=1_000):
         rng = random.Random(f"sum flow {seed}")
         topology = random_machine(rng, rng.choice((3, 3, 3, 4)))
         problems = both_chunkings(topology, "allreduce")
@@ -204,7 +204,7 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
             assert all(best <= finish for finish in baseline_finishes(problem, cut=False)), seed
             is_small = problem.collective.num_chunks <= 4
             decided += is_small and is_unbeaten(problem, best, max_states=300)
-    assert decided > some(1, 100) and claimed > some(4, 400)
+    assert decided > some(1, 100) and claimed > some(2, 400)
 
 
 @pytest.mark.fuzz

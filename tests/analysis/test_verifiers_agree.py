@@ -316,7 +316,7 @@ def test_verifiers_agree_on_mutants_of_schedules():
     For schedules without one, the full verifier agrees with the simulation of data.
     """
     compared = Counter()
-    for seed in cases("mutants of schedules", few=200, many=12_000):
+    for seed in cases("mutants of schedules", few=100, many=12_000):
         rng = random.Random(seed)
         start = rng.choice(produced())
         rows = mutated(rng, valid.rows_of(start), start.problem, LISTED, (0, 1, 1, 1, 2, 3))

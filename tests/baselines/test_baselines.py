@@ -232,7 +232,7 @@ def problems(draw):
 
 @pytest.mark.slow
 @given(problem=problems())
-@settings(max_examples=some(5, 20), deadline=None)
+@settings(max_examples=some(2, 20), deadline=None)
 def test_random_topologies(problem):
     """On random strongly connected topologies baselines give valid schedules that finish no earlier than the
     bound."""

@@ -44,7 +44,7 @@ def problem_of(topology, collective, size="256MB"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", COLLECTIVES if MANY else ("allreduce",))
-@pytest.mark.parametrize(("name", "nodes"), thinned(_NODES))
+@pytest.mark.parametrize(("name", "nodes"), thinned(_NODES, every=5))
 def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
     """On every machine, alone and in clusters, the schedule takes the model's time."""
     assert agrees(problem_of(parse(name, nodes=nodes), collective))
@@ -214,7 +214,7 @@ _REPORTED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "nodes"), thinned(_REPORTED, every=2))
+@pytest.mark.parametrize(("path", "nodes"), thinned(_REPORTED, every=4))
 def test_reported_servers_take_what_the_model_says(path, nodes):
     """Schedules on servers modelled on public reports, alone or, if they have NICs, in pairs, take the
     model's time."""

@@ -91,7 +91,7 @@ def allreduce(sizes, num_bytes, make=taccl.topologies.torus):
     ("sizes", "make", "num_bytes"),
     [
         *itertools.product([(4, 4)], [taccl.topologies.torus, mesh], SIZES),
-        *thinned(itertools.product([(8, 8), (4, 4, 4)], [taccl.topologies.torus, mesh], SIZES), every=7),
+        *thinned(itertools.product([(8, 8), (4, 4, 4)], [taccl.topologies.torus, mesh], SIZES), every=15),
     ],
 )
 def test_bucket_takes_what_its_formula_says(sizes, make, num_bytes):

@@ -109,7 +109,7 @@ def test_tree_plans_spread_every_contribution(sizes):
 
 @pytest.mark.parametrize(
     "sizes",
-    [(3,), (4,), (2, 4), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3, 5), (2, 3, 4)))],
+    [(3,), (4,), (2, 4), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3, 5), (2, 2, 3)))],
 )
 @pytest.mark.parametrize("num_bytes", [4_800, 480_000])
 def test_mixes_are_valid(sizes, num_bytes):

@@ -15,8 +15,6 @@ import pytest
         ("taccl synthesize ndv2/sk", "ndv2/sk1"),
         ("taccl synthesize --coll", "--collective"),
         ("taccl synthesize --collective allg", "allgather"),
-        ("taccl synthesize --backend hi", "highs"),
-        ("taccl suggest dgx-h", "dgx-h100"),
         ("taccl bound --topology tor", "torus:"),
     ],
 )

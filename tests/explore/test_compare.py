@@ -433,6 +433,7 @@ def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
                 parameters=[BRIEF],
                 cache=tmp_path,
                 time_limit_s=AMPLE_S,
+                num_workers=1,
                 full=full,
             )
             for full in (False, True)

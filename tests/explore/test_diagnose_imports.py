@@ -51,7 +51,7 @@ def xml(tmp_path):
     return written
 
 
-@pytest.mark.parametrize("name", thinned(sorted(HEALTHY)))
+@pytest.mark.parametrize("name", thinned(sorted(HEALTHY), every=6))
 def test_healthy_published_logs_are_healthy_on_files(shared_data, xml, name):
     """On a file's topology, a healthy log's bandwidth of large messages is 93 to 110 % of the expected one,
     without a cause."""
@@ -84,7 +84,9 @@ def test_healthy_published_logs_are_healthy_on_matrices(shared_data, tmp_path, n
     assert any("GB/s assumed for an NVLink" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(("name", "rate"), [("NVIDIA L40S", 20), ("Tesla T4", 6), ("NVIDIA H100 PCIe", 40)])
+@pytest.mark.parametrize(
+    ("name", "rate"), thinned([("Tesla T4", 6), ("NVIDIA L40S", 20), ("NVIDIA H100 PCIe", 40)], every=2)
+)
 def test_a_matrix_has_the_pcie_rate_of_the_named_gpus(log, tmp_path, name, rate):
     """A matrix without NVLinks does not show the generation of PCIe, which follows from names of GPUs."""
     path = tmp_path / "server.txt"

@@ -59,7 +59,7 @@ def test_topologies_and_problems_come_back(kind, name):
 
 
 @pytest.mark.slow
-@settings(max_examples=some(5, 15), deadline=None)
+@settings(max_examples=some(2, 15), deadline=None)
 @given(SCHEDULES)
 def test_schedules_come_back(which):
     """A schedule read from its file has the same digest, and is written as the same bytes again."""
@@ -83,7 +83,7 @@ def test_upstream_algorithms_come_back(which):
 
 
 @pytest.mark.slow
-@settings(max_examples=some(5, 15), deadline=None)
+@settings(max_examples=some(2, 15), deadline=None)
 @given(SCHEDULES, st.sampled_from(["Simple", "LL", "LL128"]), st.booleans(), st.integers(1, 2))
 def test_programs_come_back(which, protocol, in_place, instances):
     """A program read from MSCCL XML runs correctly, and is written as the same file but for its first line."""

@@ -601,7 +601,7 @@ def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
     every = [(name, part, odd) for name, given in GIVEN.items() for part in given for odd in ODD]
     random.Random(0).shuffle(every)
     wrong = []
-    for seed in cases("odd arguments", few=500, many=len(every)):
+    for seed in cases("odd arguments", few=250, many=len(every)):
         name, part, odd = every[seed % len(every)]
         given = {key: meant(value) for key, value in (GIVEN[name] | {part: odd}).items()}
         owner, _, inner = name.rpartition(".")

@@ -389,7 +389,7 @@ def test_an_interrupted_search_leaves_nothing_behind():
     began = time.monotonic()
     first = found(made())
     took_s, moments = time.monotonic() - began, random.Random(0)
-    for _ in range(some(3, 8)):
+    for _ in range(some(2, 8)):
         problem = made()
         with contextlib.suppress(OutOfTime), Deadline.after(moments.uniform(0.0, took_s)).enforced():
             found(problem)

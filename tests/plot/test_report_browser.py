@@ -11,6 +11,7 @@ import pytest
 
 import taccl
 from taccl._internal.units import format_us
+from tests.fuzzing import thinned
 from tests.plot.test_display import HOSTILE
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -102,7 +103,7 @@ def direct():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["found", "direct"])
+@pytest.mark.parametrize("which", thinned(["found", "direct"], every=2))
 def test_nothing_is_cut_off_or_empty(which, request, tmp_path):
     """No caption is cut off, the page fits the width of phones and screens, and no table is empty."""
     page = taccl.report(request.getfixturevalue(which), budget_s=20).replace("<details>", "<details open>")

@@ -331,7 +331,7 @@ class TestJointSchedules:
 
     @pytest.mark.slow
     @given(seed=st.integers(0, 10**6))
-    @settings(max_examples=some(10, 25), deadline=None)
+    @settings(max_examples=some(5, 25), deadline=None)
     def test_random_groups_verify(self, seed):
         """Schedules for random topologies, groups and collectives, with and without relays, verify."""
         rng = random.Random(seed)

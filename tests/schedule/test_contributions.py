@@ -175,7 +175,7 @@ def test_mutants_of_named_sums_are_judged_as_by_a_replay_of_sets(name, topology)
     columns = ("chunk", "link", "start", "end", "reduce", "contributions")
     rows = list(zip(*(getattr(schedule, column) for column in columns), strict=True))
     kinds, verdicts = {"presence", "reduce", "postcondition", "double-count"}, set()
-    for seed in cases(f"mutants of {name} with named sums", few=60, many=2000):
+    for seed in cases(f"mutants of {name} with named sums", few=30, many=2000):
         rng, changed = random.Random(seed), [list(row) for row in rows]
         for change in rng.choices(range(6), k=rng.choice((1, 1, 2))):
             row, other = rng.choice(changed), rng.choice(changed)
@@ -342,7 +342,7 @@ def verifier_accepts(topology, wanted, known):
 def test_random_named_sums_lower_and_come_back():
     """Random schedules of named sums that verify run as programs and lift back; without a needed send they
     fail."""
-    for seed in cases("named sums, lowered and lifted", few=8, many=200):
+    for seed in cases("named sums, lowered and lifted", few=4, many=200):
         rng = random.Random(seed)
         num_ranks = rng.randrange(2, 6)
         topology = taccl.topologies.fully_connected(num_ranks)

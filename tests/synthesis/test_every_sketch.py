@@ -101,7 +101,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cost_model", "sketch", "topology", "collective"), thinned(CASES, every=4))
+@pytest.mark.parametrize(("cost_model", "sketch", "topology", "collective"), thinned(CASES, every=8))
 def test_upstream_pair(shared_data, sketch, topology, collective, cost_model):
     """Each published sketch is scheduled on every topology of its machine and for every collective."""
     folder = shared_data / "upstream-taccl"

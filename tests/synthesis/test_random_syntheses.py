@@ -86,7 +86,7 @@ def test_named_collectives(data):
     check(problem, schedule_large(problem, seed=data.draw(st.integers(0, 3))))
 
 
-@fuzzed(few=8, many=300)
+@fuzzed(few=4, many=300)
 @given(st.data())
 def test_custom_collectives_of_many_sizes(data):
     """Custom collectives with individual chunk sizes have valid schedules."""
@@ -116,7 +116,7 @@ def test_exchanges_of_any_sizes(data):
     check(problem, schedule_large(problem))
 
 
-@fuzzed(few=8, many=200)
+@fuzzed(few=4, many=200)
 @given(st.data())
 def test_process_groups(data):
     """Two process groups have valid schedules, or an error if too few ranks outside the groups may relay."""
@@ -160,7 +160,7 @@ def test_failures(data):
     assert taccl.verify(taccl.replan(old, changed, time_limit_s=0.1).schedule).ok
 
 
-@fuzzed(few=4, many=40)
+@fuzzed(few=2, many=40)
 @given(st.data())
 def test_never_worse_than_the_baselines(data):
     """`greedy` finishes no later than the ring and the pairwise exchange."""

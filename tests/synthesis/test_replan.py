@@ -317,7 +317,7 @@ class TestFigures:
 @pytest.mark.slow
 @given(seed=st.integers(0, 10**6))
 @example(seed=1401)  # the old schedule names the contributions of its sums
-@settings(max_examples=some(8, 15), deadline=None)
+@settings(max_examples=some(4, 15), deadline=None)
 def test_random_failures_verify(seed):
     """After random losses of links, ranks and bandwidth, re-planned schedules verify."""
     rng = random.Random(seed)
@@ -350,7 +350,7 @@ def test_random_failures_verify(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
-@pytest.mark.parametrize("seed", range(some(6, 12)))
+@pytest.mark.parametrize("seed", range(some(3, 12)))
 def test_problems_of_any_shape(seed, combining):
     """Random problems with holds, merging, local-first priority and several origins are re-planned after the
     loss of a link."""

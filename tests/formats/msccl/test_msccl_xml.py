@@ -150,7 +150,7 @@ def test_every_collective_comes_back(name, in_place):
 
 
 @pytest.mark.slow
-@settings(max_examples=some(15, 40), deadline=None)
+@settings(max_examples=some(7, 40), deadline=None)
 @given(
     st.sampled_from(["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"]),
     st.sampled_from(["ring:3", "ring:4", "fully-connected:4", "mesh:2x3"]),

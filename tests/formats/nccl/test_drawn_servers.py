@@ -195,7 +195,7 @@ def test_capacity_of_nics_that_a_rank_does_not_use_is_reported(tmp_path):
 @pytest.mark.parametrize("kind", ["XML", "matrices"])
 def test_drawn_servers_keep_their_capacity(tmp_path, kind):
     """Imports of dumps and of `nvidia-smi topo -m` have the server's capacity, or note a loss."""
-    for seed in cases(f"servers as {kind}", few=15, many=2000):
+    for seed in cases(f"servers as {kind}", few=7, many=2000):
         server = draw(random.Random(seed), is_matrix=kind == "matrices")
         path = tmp_path / ("server.txt" if kind == "matrices" else "server.xml")
         text = server.matrix() if kind == "matrices" else server.xml(2 if server.fabric == "xgmi" else 1)

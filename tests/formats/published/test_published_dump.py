@@ -165,7 +165,7 @@ def _random_problem(seed):
 def test_random_schedules_come_back_or_are_refused(tmp_path):
     """A written schedule keeps its times and finishes no later than before; most schedules are written."""
     written = 0
-    for seed in range(some(8, 40)):
+    for seed in range(some(4, 40)):
         problem = _random_problem(seed)
         schedule = brief_synthesis(problem, backend="greedy").schedule
         try:
@@ -176,7 +176,7 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
         assert _transfers(back) == _transfers(schedule), seed
         assert taccl.verify(back).ok, seed
         written += 1
-    assert written > some(3, 20)
+    assert written > some(2, 20)
 
 
 def test_fields_by_hand():

@@ -332,7 +332,7 @@ def test_random_orders_are_merged_optimally():
     """On random orders the objective equals the best enumerated merging, and the schedule verifies and meets
     it."""
     compared = gained = 0
-    for seed in range(1, some(120, 300) + 1):
+    for seed in range(1, some(60, 300) + 1):
         found = ordered(random_problem(seed))
         if found is None:
             continue
@@ -344,8 +344,8 @@ def test_random_orders_are_merged_optimally():
         assert whole.finish_ticks <= round(objective), seed
         compared += 1
         gained += round(objective) < order.finish_ticks
-    assert compared >= some(100, 250)
-    assert gained >= some(4, 10)
+    assert compared >= some(50, 250)
+    assert gained >= some(2, 10)
 
 
 @pytest.mark.parametrize(

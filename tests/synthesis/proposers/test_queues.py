@@ -56,7 +56,7 @@ def finish_us(problem, **options):
 
 
 @pytest.mark.slow
-@settings(max_examples=some(20, 150), deadline=None)
+@settings(max_examples=some(10, 150), deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_random_exchanges_verify(seed, several_sizes):
     """Random topologies, exchanges, alpha meanings and sizes: both verifiers accept, and no bound is beaten."""
