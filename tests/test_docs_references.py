@@ -61,30 +61,29 @@ def exists(dotted):
     return False
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_anchors_lead_to_headings(page):
+def test_anchors_lead_to_headings():
     """Every link to a part of a page names an existing heading."""
     dead = []
-    for target, anchor in _ANCHOR.findall(text_of(page)):
-        leads_to = (page.parent / target).resolve() if target else page
-        if leads_to.suffix == ".md" and anchor not in anchors_of(leads_to):
-            dead.append(f"{target}#{anchor}")
+    for page in PAGES:
+        for target, anchor in _ANCHOR.findall(text_of(page)):
+            leads_to = (page.parent / target).resolve() if target else page
+            if leads_to.suffix == ".md" and anchor not in anchors_of(leads_to):
+                dead.append(f"{page.name}: {target}#{anchor}")
     assert not dead
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_links_lead_to_files_of_the_site(page):
+def test_links_lead_to_files_of_the_site():
     """A page of the site links only to files below docs/ and to those that its hooks add; other pages to any file."""
-    site = ROOT / "docs"
+    site, dead = ROOT / "docs", []
     added = re.findall(r'"([^"]+)": "', re.search(r"PAGES = (.*)", (site / "site_hooks.py").read_text())[1])
-    of_the_site = {ROOT / "sketches" / name for name in added} if site in page.parents else set()
-    root = site if site in page.parents else ROOT
-    targets = {target: (page.parent / target).resolve() for target in _LINK.findall(text_of(page))}
-    reached = {
-        target: file.exists() and (root in file.parents or file in of_the_site)
-        for target, file in targets.items()
-    }
-    assert all(reached.values()), [target for target, found in reached.items() if not found]
+    for page in PAGES:
+        of_the_site = {ROOT / "sketches" / name for name in added} if site in page.parents else set()
+        root = site if site in page.parents else ROOT
+        for target in _LINK.findall(text_of(page)):
+            file = (page.parent / target).resolve()
+            if not (file.exists() and (root in file.parents or file in of_the_site)):
+                dead.append(f"{page.name}: {target}")
+    assert not dead
 
 
 def is_in_a_file(dotted):
@@ -105,31 +104,31 @@ def test_names_in_the_reference_exist():
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_names_in_code_exist(page):
+def test_names_in_code_exist():
     """Every dotted name in code on a page exists and is not deprecated."""
-    assert not [name for name in sorted(set(_NAME.findall(text_of(page)))) if not exists(name)]
+    named = {name for page in PAGES for name in _NAME.findall(text_of(page))}
+    assert not [name for name in sorted(named) if not exists(name)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_files_of_the_project_exist(page):
+def test_files_of_the_project_exist():
     """Every project file that a page names exists."""
-    assert not [name for name in _FILE.findall(text_of(page)) if not (ROOT / name).exists()]
+    named = {name for page in PAGES for name in _FILE.findall(text_of(page))}
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_arxiv_numbers_have_their_form(page):
+def test_arxiv_numbers_have_their_form():
     """An arXiv number is a year and month, a dot, and four or five digits."""
     form = re.compile(r"\d\d(0[1-9]|1[0-2])\.\d{4,5}(v\d+)?")
-    assert not [number for number in _ARXIV.findall(text_of(page)) if not form.fullmatch(number)]
+    numbers = {number for page in PAGES for number in _ARXIV.findall(text_of(page))}
+    assert not [number for number in sorted(numbers) if not form.fullmatch(number)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_commands_in_sentences_have_their_options(page):
+def test_commands_in_sentences_have_their_options():
     """A command in a sentence, table or block that is not run has a valid verb and options."""
-    shown = [each for block in blocks_of(page) if block.language == "shell" for each in commands_of(block)]
+    blocks = [block for page in PAGES for block in blocks_of(page) if block.language == "shell"]
+    shown = {each for block in blocks for each in commands_of(block)}
     wrong = []
-    for command in _COMMAND.findall(text_of(page)) + shown:
+    for command in sorted(shown.union(*(_COMMAND.findall(text_of(page)) for page in PAGES))):
         words = shlex.split(command, comments=True)
         options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         if words[1] in VERBS and not options <= options_of(words[1]):

@@ -138,10 +138,10 @@ def test_every_kind_is_read_or_named_with_advice_that_works(run, files, tried, t
 
 
 @pytest.mark.parametrize("verb", ["show", "--topology", "convert", "fit", "reorder", "verify", "--measured"])
-@pytest.mark.parametrize("kind", [kind for kind in TEXTS if kind.startswith(("output", "debug", "graph"))])
-def test_outputs_of_other_tools_are_named_by_every_verb(run, files, tmp_path, verb, kind):
+def test_outputs_of_other_tools_are_named_by_every_verb(run, files, tmp_path, verb):
     """Every verb that does not read a file of another tool names the tool."""
-    place = {"file": files[kind], "out": tmp_path / "out", "schedule": files["schedule"]}
-    code, _, err = run(*(word.format(**place) for word in shlex.split(VERBS[verb])))
-    assert code == 0 or f"found {a(kind)}" in err
-    assert code in (0, 2)
+    for kind in (each for each in TEXTS if each.startswith(("output", "debug", "graph"))):
+        place = {"file": files[kind], "out": tmp_path / "out", "schedule": files["schedule"]}
+        code, _, err = run(*(word.format(**place) for word in shlex.split(VERBS[verb])))
+        assert code == 0 or f"found {a(kind)}" in err
+        assert code in (0, 2), kind
