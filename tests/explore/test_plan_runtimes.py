@@ -27,10 +27,10 @@ pytestmark = pytest.mark.slow
 
 
 @cache
-def plan_of(topology, collective, runtime=None, **lowering):
-    """Plan from list schedules for small and large messages."""
+def plan_of(topology, collective, runtime=None, sizes=("4KB", "64MB"), **lowering):
+    """Plan from list schedules, by default for small and large messages."""
     return brief_plan(
-        topology, collective, sizes=["4KB", "64MB"], backend="greedy", baselines=False,
+        topology, collective, sizes=sizes, backend="greedy", baselines=False,
         runtime=runtime, lowering=lowering,
     )  # fmt: skip
 
@@ -41,6 +41,14 @@ def saved(plan, folder):
     return json.loads((folder / "plan.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def on_mi300x(tmp_path_factory):
+    """(plan of an allreduce on MI300X, its folder, content of its ``plan.json``)."""
+    plan = plan_of("mi300x", "allreduce")
+    folder = tmp_path_factory.mktemp("plans") / "a plan"
+    return plan, folder, saved(plan, folder)
+
+
 def variables(folder, *names):
     """Values of shell variables after reading environment.sh from another folder."""
     told = " ".join(f'"${name}"' for name in names)
@@ -48,26 +56,25 @@ def variables(folder, *names):
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_mi300x_uses_environment_variables_of_rccl(tmp_path):
+def test_mi300x_uses_environment_variables_of_rccl(on_mi300x):
     """A folder for MI300X has only algorithm files, which RCCL loads by its own environment variables."""
-    folder = tmp_path / "a plan"
-    saved(plan_of("mi300x", "allreduce"), folder)
+    plan, folder, _ = on_mi300x
     names = ("MSCCL_ALGO_DIR", "RCCL_MSCCL_ENABLE", "RCCL_MSCCL_FORCE_ENABLE", "RCCL_MSCCLPP_ENABLE")
     algorithms, *switches = variables(folder, *names)
     assert switches == ["1", "1", "0"]
     files = sorted(Path(algorithms).iterdir())
-    assert len(files) == len(plan_of("mi300x", "allreduce").ranges)
+    assert len(files) == len(plan.ranges)
     assert {rccl.load(each).collective for each in files} == {"allreduce"}
     assert "ROCm 7.13" in (folder / "environment.sh").read_text()
 
 
-def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
+def test_every_size_of_the_plan_gets_its_file_from_rccl(on_mi300x):
     """RCCL gets a file for every planned size, with ends of ranges in whole chunks of 4-byte elements."""
-    plan = plan_of("mi300x", "allreduce")
-    coverage = saved(plan, tmp_path / "p")["coverage"]["rccl"]
+    plan, folder, index = on_mi300x
+    coverage = index["coverage"]["rccl"]
     chunks = " or ".join(map(str, sorted({each.program.size_chunks for each in plan.ranges})))
     assert coverage.endswith(f"in place, multiples of {chunks} elements")
-    folder = tmp_path / "p" / "msccl-algorithms"
+    folder = folder / "msccl-algorithms"
     for number, each in enumerate(plan.ranges, 1):
         unit = 4 * each.program.size_chunks
         for size in (-(-each.min_bytes // unit) * unit, each.max_bytes // unit * unit):
@@ -82,7 +89,7 @@ def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
 )
 def test_rccl_reads_every_collective(collective, tmp_path):
     """Files for RCCL use its names of collectives, such as reducescatter."""
-    saved(plan_of("ring:4", collective, "rccl"), tmp_path / "p")
+    saved(plan_of("ring:4", collective, "rccl", ("4KB",)), tmp_path / "p")
     known = {rccl.load(each).collective for each in (tmp_path / "p" / "msccl-algorithms").iterdir()}
     assert known == {collective.replace("_", "")}
     assert not list((tmp_path / "p").glob("*.plan.json"))
@@ -97,7 +104,7 @@ def test_rccl_reads_every_collective(collective, tmp_path):
 )  # fmt: skip
 def test_mscclpp_gets_the_places_that_pytorch_calls(collective, places, tmp_path):
     """MSCCL++ gets the placements that PyTorch uses: in place, or both for allgather and reduce-scatter."""
-    index = saved(plan_of("ring:4", collective), tmp_path / "p")
+    index = saved(plan_of("ring:4", collective, sizes=("4KB",)), tmp_path / "p")
     for row in index["ranges"]:
         files = [name for key, name in row["files"].items() if key.startswith("mscclpp")]
         plans = [json.loads((tmp_path / "p" / name).read_text()) for name in files]
@@ -107,7 +114,7 @@ def test_mscclpp_gets_the_places_that_pytorch_calls(collective, places, tmp_path
 
 def test_a_place_that_was_asked_for_is_the_only_one(tmp_path):
     """If a placement (in place or not) is requested, the plan has files for it alone."""
-    index = saved(plan_of("ring:4", "allreduce", in_place=False), tmp_path / "p")
+    index = saved(plan_of("ring:4", "allreduce", sizes=("4KB",), in_place=False), tmp_path / "p")
     assert [set(row["files"]) for row in index["ranges"]] == [
         {"msccl_xml", "mscclpp", "schedule"} for _ in index["ranges"]
     ]
@@ -116,14 +123,13 @@ def test_a_place_that_was_asked_for_is_the_only_one(tmp_path):
     )
 
 
-def test_mscclpp_serves_ranges_whose_protocol_it_lacks(tmp_path):
+def test_mscclpp_serves_ranges_whose_protocol_it_lacks(on_mi300x):
     """Ranges planned for LL128, which MSCCL++ lacks, get files for another protocol, with a note."""
-    plan = plan_of("mi300x", "allreduce")
-    index = saved(plan, tmp_path / "p")
+    plan, folder, index = on_mi300x
     lacking = [number for number, each in enumerate(plan.ranges, 1) if each.protocol == "ll128"]
     assert lacking
     files = {
-        number: json.loads((tmp_path / "p" / f"range-{number:02}.plan.json").read_text())
+        number: json.loads((folder / f"range-{number:02}.plan.json").read_text())
         for number in range(1, len(plan.ranges) + 1)
     }
     for number in lacking:
@@ -309,7 +315,7 @@ def test_files_that_msccl_does_not_load_serve_nothing():
 
 def test_the_folder_of_algorithms_is_replaced_only_as_it_was(tmp_path):
     """A saved plan is not replaced if its folder of algorithms contains a file that the plan did not write."""
-    plan = plan_of("ring:4", "allgather", "rccl")
+    plan = plan_of("ring:4", "allgather", "rccl", ("4KB",))
     folder = tmp_path / "p"
     plan.save(folder)
     plan.save(folder, overwrite=True)
