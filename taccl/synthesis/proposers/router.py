@@ -102,7 +102,7 @@ def find_trees(
     waiting: float | None = None,
     most_steps: int | None = None,
 ) -> Routes:
-    """Trees that load the fabric evenly; at the deadline, the best so far.
+    """Trees that load the fabric evenly; once the time for runs is over, the best of the passes so far.
 
     - `masks` (sequence of (Fabric, (num_chunks,) int64)): Fabrics of allowed links, each with the chunks that
       may use it. None: all chunks may use all links.
@@ -112,7 +112,7 @@ def find_trees(
     Raises `CollectiveError` if a chunk cannot reach a rank that wants it; `OutOfTime` if it was stopped
     before every chunk had a tree.
     """
-    deadline = limits.deadline
+    deadline, until = limits.deadline, limits.until or limits.deadline
     nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
     state = _routing(fabric, np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32))
     cost = float(_WAITING if waiting is None else waiting)
@@ -137,7 +137,7 @@ def find_trees(
                     peak = _peak(state) if is_done else np.inf
             if peak < least:
                 best, least = state.way if i + 1 == len(passes) else state.way.copy(), peak
-            if signal[STOP]:
+            if signal[STOP] or until.has_passed:
                 break
     if not np.isfinite(least):
         raise OutOfTime("stopped before every chunk had a tree; give more time")

@@ -265,7 +265,7 @@ class _Trials:
             # After the time limit, kernels are only used if they are compiled already, in one run.
             quick = None
             if is_late and are_kept(applied):
-                quick = compiled_schedule(applied, self.options, until, merges=False)
+                quick = compiled_schedule(applied, self.options, until, is_late=True)
             schedule = quick or quick_schedule(applied, self.options, until)
         except (SketchError, OutOfTime):  # no path for a chunk under this plan, or roots break the symmetry
             return math.inf
@@ -289,17 +289,20 @@ class _Trials:
 
 
 def compiled_schedule(
-    problem: Problem, options: Options, give_up: Deadline, *, merges: bool = True
+    problem: Problem, options: Options, give_up: Deadline, *, is_late: bool = False
 ) -> Schedule | None:
     """Schedule of one run of the compiled list scheduler; None if it does not support the problem.
 
     None also if it is not compiled yet, and time does not suffice to compile it.
 
-    - `merges`: True to merge sends where the problem allows it; a second run then charges less latency.
+    - `is_late`: True for a run as short as possible, without merged sends.
     """
     if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None
-    return schedule_large(problem, merges=merges, num_runs=1, seed=options.seed, deadline=give_up)
+    limit_s = 0.0 if is_late else None
+    return schedule_large(
+        problem, merges=not is_late, time_limit_s=limit_s, num_runs=1, seed=options.seed, deadline=give_up
+    )
 
 
 def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:

@@ -19,6 +19,7 @@ from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.proposers import router
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.proposers.queues import latest_starts, send_along_trees, spread_starts
 from taccl.synthesis.proposers.router import find_paths, find_trees, reroute
@@ -98,6 +99,16 @@ def test_a_stopped_search_has_no_trees_yet():
     fabric, demand, _ = arrays(topologies.mesh(4, 4), collectives.allgather(16))
     with pytest.raises(OutOfTime, match="give more time"):
         find_trees(fabric, demand, Limits(Deadline.after(0.0)))
+
+
+def test_passes_end_with_the_time_for_runs(monkeypatch):
+    """Once no further run may start, the pass under way is the last."""
+    fabric, demand, _ = arrays(topologies.ring(4), collectives.allgather(4))
+    passes = []
+    route = router.route
+    monkeypatch.setattr(router, "route", lambda *given: passes.append(given) or route(*given))
+    assert find_trees(fabric, demand, Limits(until=Deadline.after(0.0))).peak_ticks > 0
+    assert len(passes) == 1
 
 
 @pytest.mark.slow
