@@ -253,13 +253,17 @@ def _own_choice(expected: Expectation) -> str:
 
 
 def _small(expected: Expectation) -> tuple[float | None, float | None]:
-    """Median measured and expected time of small messages in us; (None, None) if either is unknown."""
+    """Median measured and expected time of small messages in us; (None, None) if either is unknown.
+
+    Single slow sizes, such as the first one, are left out if there are others.
+    """
     series = expected.series
+    slow = {each.size_bytes for each in kinks(series) if each.kind == "outlier"}
     rows = zip(series.size_bytes, series.times_us, expected.predicted_us.tolist(), strict=True)
-    small = [(time_us, wanted_us) for size, time_us, wanted_us in rows if size <= _SMALL]
+    small = [row for row in rows if row[0] <= _SMALL]
     if not small or not expected.knows_latencies:
         return None, None
-    measured, usual = zip(*small, strict=True)
+    _, measured, usual = zip(*([row for row in small if row[0] not in slow] or small), strict=True)
     return median(measured), median(usual)
 
 

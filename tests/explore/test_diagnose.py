@@ -1127,3 +1127,16 @@ def test_the_verdict_begins_with_gpus_that_the_named_machine_lacks(shared_data):
     said = "found GPUs NVIDIA H100 80GB HBM3; dgx-a100 has "
     assert judged(log, topology="dgx-a100").verdict.startswith(said)
     assert "found GPUs" not in judged(log, topology="dgx-h100").verdict
+
+
+def test_a_slow_first_size_does_not_count_as_latency(log):
+    """Of two small sizes, the first takes six times as long as the second, which is as expected."""
+    gpus = "".join(GPU.format(rank, rank, "NVIDIA H100 80GB HBM3") for rank in range(8))
+    usual = taccl.predict("dgx-h100", "allreduce", 8).time_us
+    rows = "".join(
+        f" {size} {size // 4} float sum -1 {time_us:.1f} {size / time_us / 1e3:.2f} {size / time_us / 571:.2f} 0\n"
+        for size, time_us in ((8, 6 * usual), (16, usual), (2**34, 62390.0))
+    )
+    found = judged(log("# all_reduce_perf\n" + gpus + rows))
+    assert found.small_us == pytest.approx(usual, rel=0.01)
+    assert "small messages: cause" not in found.verdict
