@@ -41,6 +41,21 @@ def test_four_merged_sends_bring_data_of_fifteen_ranks():
     assert max(each.bound for each in certificates(problem)) == Fraction(132, 100)
 
 
+def test_holds_at_starts_and_ends_of_sends_leave_no_gap():
+    """Sends over one link hold a resource at their start, and over another at their end: 1 MB each in 20 us."""
+    builder = taccl.topologies.TopologyBuilder("mixed", [0, 0, 0], alpha_meaning="pipelined")
+    shared = builder.add_resource("shared")
+    for src, side in ((0, "send"), (1, "receive")):
+        link = builder.add_link(src, 2, alpha_us=10, beta_us_per_mb=10)
+        builder.add_hold(link, shared, alpha_us=0, beta_us_per_mb=10, side=side)
+    gather = collectives.custom(3, precondition={0: [0], 1: [1]}, postcondition={0: [2], 1: [2]})
+    problem = taccl.make_problem(builder.build(), gather, chunk_bytes=1_000_000)
+    assert synthesize(problem, backend="greedy").schedule.finish == 20
+    found = list(certificates(problem))
+    assert found and all(each.bound <= 20 and each.check() for each in found)
+    assert not any(replace(each, bound=Fraction(30)).check() for each in found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "alltoall"])
 def test_a_met_bound_reads_proven_best(name):

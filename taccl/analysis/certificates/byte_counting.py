@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from taccl.analysis.certificates.certificate import Claim, Labels, OfRanks
 from taccl.analysis.certificates.evaluation.arrivals import reached
-from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts, lane
 from taccl.analysis.certificates.finding.gates import (
     FOREVER,
     GateCosts,
@@ -225,20 +225,10 @@ def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
 
 def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) -> Port:
     """Costs of a resource as a `Port`: the least over the given links. A send has at most `total` units."""
-    costs, clauses = demand.problem.costs, demand.problem.clauses
-    longest, piece = int(costs.chunk_units.sum()), largest_piece(demand.problem, divisible=True)
-    holds = [demand.held[e][resource] for e in links]
-    idle = [
-        int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest)
-        for e, (alpha, beta, _) in zip(links, holds, strict=True)
-    ]
+    clauses, piece = demand.problem.clauses, largest_piece(demand.problem, divisible=True)
     pieces = clauses.max_merge if not clauses.merging.isdisjoint(links) else 1
-    return Port(
-        min(alpha for alpha, _, _ in holds),
-        min(beta for _, beta, _ in holds),
-        min(pieces * piece, total),
-        min(idle),
-    )
+    alpha, beta, idle = demand.lane(links, resource)
+    return Port(alpha, beta, min(pieces * piece, total), idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,24 +353,15 @@ def _checked_ports(facts: Facts, witness: ByteCounting, total: int) -> list[_Che
         facts.collective.starts, facts.collective.chunks, facts.units, strict=True
     ):
         joined[frozenset(starts), frozenset(chunk.destinations)] += units
-    piece, longest, ports = max(joined.values()), sum(facts.units), list[_CheckedPort]()
+    piece, ports = max(joined.values()), list[_CheckedPort]()
     for resource in witness.resources:
-        mine = {e for e in left if resource in facts.holds[e]}
-        left -= mine
-        holds = {e: facts.holds[e][resource] for e in mine}
+        mine = [e for e in left if resource in facts.holds[e]]
+        left.difference_update(mine)
         merges = facts.clauses.max_merge > 1 and not facts.clauses.merging.isdisjoint(mine)
         if mine:
-            ports.append(
-                _CheckedPort(
-                    min(alpha for alpha, _, _ in holds.values()),
-                    min(beta for _, beta, _ in holds.values()),
-                    min(total, piece * (facts.clauses.max_merge if merges else 1)),
-                    min(
-                        facts.alpha[e] - alpha + min(0, (facts.beta[e] - beta) * longest)
-                        for e, (alpha, beta, _) in holds.items()
-                    ),
-                )
-            )
+            alpha, beta, idle = lane(facts, mine, resource)
+            most = min(total, piece * (facts.clauses.max_merge if merges else 1))
+            ports.append(_CheckedPort(alpha, beta, most, idle))
     return None if left else ports
 
 

@@ -297,26 +297,33 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
 def lanes(
     facts: Facts, links: Iterable[int], resources: Iterable[int]
 ) -> tuple[list[tuple[int, int, int | Fraction]], bool]:
-    """Costs (alpha, beta, wait) in ticks of each resource, and True if every link holds one of the resources.
+    """Costs of each resource, as from `lane`, and True if every link holds one of the resources.
 
-    Each link counts for the first resource that it holds. Alpha and beta are the least of a resource's holds.
-    The wait is the least time of a send outside its hold. If some holds start with their sends and others end
-    with theirs, holds may follow one another without a gap; the wait is then at most 0.
+    Each link counts for the first resource that it holds.
     """
-    left, found, longest = set(links), [], sum(facts.units)
+    left, found = set(links), []
     for resource in resources:
         mine = [e for e in left if resource in facts.holds[e]]
         left.difference_update(mine)
-        if not mine:
-            continue
-        holds = [facts.holds[e][resource] for e in mine]
-        waits = [
-            facts.alpha[e] - hold[0] + min(0, (facts.beta[e] - hold[1]) * longest)
-            for e, hold in zip(mine, holds, strict=True)
-        ]
-        wait = min(waits) if len({hold[2] for hold in holds}) == 1 else min(0, *waits)
-        found.append((min(hold[0] for hold in holds), min(hold[1] for hold in holds), wait))
+        if mine:
+            found.append(lane(facts, mine, resource))
     return found, not left
+
+
+def lane(facts: Facts, links: Sequence[int], resource: int) -> tuple[int, int, int | Fraction]:
+    """Costs (alpha, beta, wait) in ticks of a resource that all of the links hold.
+
+    Alpha and beta are the least of the holds. The wait is the least time of a send outside its hold. If some
+    holds start with their sends and others end with theirs, holds may follow one another without a gap; the
+    wait is then at most 0.
+    """
+    holds, longest = [facts.holds[e][resource] for e in links], sum(facts.units)
+    waits = [
+        facts.alpha[e] - hold[0] + min(0, (facts.beta[e] - hold[1]) * longest)
+        for e, hold in zip(links, holds, strict=True)
+    ]
+    wait = min(waits) if len({hold[2] for hold in holds}) == 1 else min(0, *waits)
+    return min(hold[0] for hold in holds), min(hold[1] for hold in holds), wait
 
 
 def _heads_and_tails(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:

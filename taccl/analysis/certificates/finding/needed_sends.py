@@ -25,7 +25,7 @@ from taccl.problem.costs import link_ends, wide_links
 from taccl.sketch.group import find_symmetries
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -180,23 +180,20 @@ class NeededSends:
         )
 
     def lanes(self, links: Iterable[int]) -> dict[int, Lane]:
-        """{resource: its costs} of resources that cover the links; empty if no resources cover all of them.
+        """{resource: its costs} of resources that cover the links; empty if none cover all of them."""
+        return {resource: self.lane(mine, resource) for resource, mine in cover_of(self.held, links)}
 
-        Costs are the least over the links that the resource covers.
-        """
-        costs = self.problem.costs
-        longest, found = int(costs.chunk_units.sum()), dict[int, Lane]()
-        for resource, mine in cover_of(self.held, links):
-            alphas, betas, sides = zip(*(self.held[e][resource] for e in mine), strict=True)
-            idle = [
-                int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest)
-                for e, alpha, beta in zip(mine, alphas, betas, strict=True)
-            ]
-            # If some links hold the resource for the sender and others for the receiver, holds may follow one
-            # another without a gap, so count no idle time.
-            wait = min(idle) if len({*sides}) == 1 else min(0, *idle)
-            found[resource] = Lane(min(alphas), min(betas), wait)
-        return found
+    def lane(self, links: Sequence[int], resource: int) -> Lane:
+        """Costs of a resource: the least over some links, all of which hold it."""
+        costs, longest = self.problem.costs, int(self.problem.costs.chunk_units.sum())
+        alphas, betas, sides = zip(*(self.held[e][resource] for e in links), strict=True)
+        idle = [
+            int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest)
+            for e, alpha, beta in zip(links, alphas, betas, strict=True)
+        ]
+        # If some links hold the resource for the sender and others for the receiver, holds may follow one
+        # another without a gap, so count no idle time.
+        return Lane(min(alphas), min(betas), min(idle) if len({*sides}) == 1 else min(0, *idle))
 
     @cached_property
     def symmetries(self) -> Symmetries:
