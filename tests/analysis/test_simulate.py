@@ -29,7 +29,7 @@ from tests.analysis.valid_schedules import (
     shared_nic,
 )
 from tests.effort import cpu_s
-from tests.fuzzing import MANY, some
+from tests.fuzzing import MANY, some, thinned
 
 
 def machine_problem(topology, name="allgather"):
@@ -176,7 +176,7 @@ def test_unequal_chunks_scale_in_proportion():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", topologies.machine_names())
+@pytest.mark.parametrize("name", thinned(topologies.machine_names(), every=5))
 def test_alpha_is_that_of_the_machine_model(name):
     """A machine switched to the other meaning of alpha equals one built with it."""
     profile = find_profile(name, topologies.parse(name).profile)

@@ -181,12 +181,11 @@ def assert_relayed(files, cost_model, collective, sketch, topology):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
 @pytest.mark.parametrize(
-    ("cost_model", "sketch", "topology"),
+    ("cost_model", "collective", "sketch", "topology"),
     [
-        ("upstream", "hub-n2", "hub-64KB"), ("upstream", "hub-n3", "hub-64KB"),
-        ("upstream", "ndv2-n2", "ndv2-2MB"), ("physical", "ndv2-n2", "ndv2-2MB"),
+        ("upstream", "allgather", "hub-n2", "hub-64KB"), ("upstream", "allreduce", "hub-n3", "hub-64KB"),
+        ("upstream", "alltoall", "ndv2-n2", "ndv2-2MB"), ("physical", "allreduce", "ndv2-n2", "ndv2-2MB"),
     ],
 )  # fmt: skip
 def test_our_topologies(cost_model, collective, sketch, topology):

@@ -116,7 +116,7 @@ def test_simulated_steps_of_rings_are_extrapolated(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
 @pytest.mark.parametrize(
-    ("name", "nodes"), thinned([("dgx1", 2), ("mi300x", 2), ("dgx2", 1), ("dgx-h100", 2)], every=2)
+    ("name", "nodes"), thinned([("dgx1", 2), ("mi300x", 2), ("dgx2", 1), ("dgx-h100", 2)], every=4)
 )
 def test_rings_and_trees_take_what_the_model_says(name, nodes, algorithm):
     """Schedules of rings and of trees take the model's time, even if NCCL would choose another algorithm."""
@@ -165,7 +165,7 @@ def test_a_slow_link_is_not_passed_by_through_another_node(shared_data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["64KB", "1MB", "16MB"] if MANY else ["64KB", "1MB"])
+@pytest.mark.parametrize("size", ["64KB", "1MB", "16MB"] if MANY else ["64KB"])
 @pytest.mark.parametrize(
     "collective", ["allreduce", "broadcast", "allgather"] if MANY else ["allreduce", "broadcast"]
 )

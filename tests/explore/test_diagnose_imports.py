@@ -145,7 +145,6 @@ def test_fewer_links_of_hopper_have_nvls(log, tmp_path, text):
     [
         ("NVIDIA A100-SXM4-40GB", "are those of Hopper"),
         ("NVIDIA H800", "exceed their NVLinks"),
-        ("AMD Instinct MI300X", "are those of Hopper"),
     ],
 )
 def test_ports_of_other_gpus_are_said(log, tmp_path, name, said):
