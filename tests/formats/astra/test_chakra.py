@@ -13,7 +13,7 @@ from taccl.formats.astra import chakra as module
 from taccl.formats.astra.chakra import dump_chakra
 from taccl.problem.making import make_problem
 from taccl.schedule.schedule import make_schedule
-from tests.effort import brief_synthesis
+from tests.effort import first_schedule
 from tests.synthesis.small_problems import linked
 
 COMP, SEND, RECEIVE = 4, 5, 6
@@ -190,7 +190,7 @@ def test_machines_run_to_their_end(machine, collective, baseline):
 def test_prefix_sums_wait_for_their_source():
     """In a scan rank 1 sends the derived chunk after it has received its source."""
     problem = make_problem(taccl.topologies.ring(3), collectives.scan(3), chunk_bytes=1000)
-    schedule = brief_synthesis(problem, backend="greedy").schedule
+    schedule = first_schedule(problem)
     traces = _traces(schedule)
     sends = [node for node in traces[1] if node.type == SEND]
     assert sends

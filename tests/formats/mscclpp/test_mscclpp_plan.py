@@ -14,7 +14,7 @@ from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.formats.registry import convert, write
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
-from tests.effort import brief_synthesis
+from tests.effort import first_schedule
 from tests.program.examples import program_of, schedule_of
 
 OPTIONS = [
@@ -134,7 +134,7 @@ def test_nodes_come_from_the_topology():
     problem = taccl.make_problem(
         taccl.topologies.parse("ring:8", nodes=2), taccl.collectives.allgather(8), chunk_bytes=1000
     )
-    schedule = brief_synthesis(problem, backend="greedy").schedule
+    schedule = first_schedule(problem)
     plan = build_mscclpp_plan(lower(schedule))
     for r, gpu in enumerate(plan["gpus"]):
         for each in gpu["channels"]:
@@ -150,7 +150,7 @@ def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
     """
     collective = taccl.collectives.allgather(3).among(members, num_ranks=3)
     problem = taccl.make_problem(taccl.topologies.ring(3), collective, chunk_bytes=1000)
-    plan = build_mscclpp_plan(lower(taccl.synthesize(problem, backend="greedy").schedule))
+    plan = build_mscclpp_plan(lower(first_schedule(problem)))
     assert plan["collective"] == name
     own = [gpu for gpu in plan["gpus"] if gpu["id"] == 2][0]
     copies = [op for tb in own["threadblocks"] for op in tb["ops"] if op["name"] == "copy"]

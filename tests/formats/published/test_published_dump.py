@@ -18,7 +18,7 @@ from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
-from tests.effort import brief_synthesis
+from tests.effort import first_schedule
 from tests.foreign import OURS, foreign_files
 from tests.fuzzing import some
 from tests.synthesis.small_problems import linked
@@ -167,7 +167,7 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
     written = 0
     for seed in range(some(4, 40)):
         problem = _random_problem(seed)
-        schedule = brief_synthesis(problem, backend="greedy").schedule
+        schedule = first_schedule(problem)
         try:
             back, _ = _round_trip(schedule, tmp_path)
         except ExportError as error:
