@@ -38,10 +38,7 @@ BRIEF = taccl.SearchParameters.from_dict(
 HASTY = taccl.SearchParameters.from_dict(
     {
         **BRIEF.to_dict(),
-        "portfolio": {
-            **BRIEF.to_dict()["portfolio"],
-            "joint_share": 0.1 / AMPLE_S,
-        },
+        "portfolio": {**BRIEF.to_dict()["portfolio"], "joint_share": 0.1 / AMPLE_S},
         "budget": {
             "bound_share": 0.1 / AMPLE_S,
             "most_bound_share": 0.5 / AMPLE_S,

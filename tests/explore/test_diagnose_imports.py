@@ -142,10 +142,7 @@ def test_fewer_links_of_hopper_have_nvls(log, tmp_path, text):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "are those of Hopper"),
-        ("NVIDIA H800", "exceed their NVLinks"),
-    ],
+    [("NVIDIA A100-SXM4-40GB", "are those of Hopper"), ("NVIDIA H800", "exceed their NVLinks")],
 )
 def test_ports_of_other_gpus_are_said(log, tmp_path, name, said):
     """If a log names GPUs that do not have the 18 NVLinks of a matrix, a note says so, with the remedy."""

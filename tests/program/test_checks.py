@@ -94,16 +94,7 @@ def test_a_dependency_on_another_rank_or_past_the_end_is_no_step():
     """Dependencies count steps of the own rank only, so the last step's successor is no step."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0))
     ranks = (
-        RankProgram(
-            1,
-            1,
-            0,
-            (
-                Threadblock(
-                    (copy, replace(copy, depends=((0, 0), (0, 2), (1, 0)))),
-                ),
-            ),
-        ),
+        RankProgram(1, 1, 0, (Threadblock((copy, replace(copy, depends=((0, 0), (0, 2), (1, 0))))),)),
         RankProgram(1, 1, 0, (Threadblock((copy,)), Threadblock((copy,)))),
     )
     steps = columns_of(Program("needs", ranks))

@@ -354,8 +354,7 @@ def test_a_ring_competes_with_chunks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("collective", "most_us"),
-    [("allgather", Fraction("1.33")), ("alltoall", Fraction("1.47"))],
+    ("collective", "most_us"), [("allgather", Fraction("1.33")), ("alltoall", Fraction("1.47"))]
 )
 def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
     """16 KB of data are cut into chunks that are merged on all links of a DGX-2.
