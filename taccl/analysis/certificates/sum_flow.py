@@ -181,7 +181,7 @@ def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
         return none
     needed = 2 * units * (number - 1) * (witness.price + witness.horizon)
     slope, idlest = Fraction(units * (number - 1)), Fraction(0)
-    gains: dict[tuple[int, int, int | Fraction], Fraction] = {}
+    gains: dict[tuple[int, int, int], Fraction] = {}
     found, is_covered = lanes(facts, facts.allowed, witness.resources)
     for alpha, beta, idle in found:
         if not beta:

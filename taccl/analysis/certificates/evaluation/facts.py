@@ -296,7 +296,7 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
 
 def lanes(
     facts: Facts, links: Iterable[int], resources: Iterable[int]
-) -> tuple[list[tuple[int, int, int | Fraction]], bool]:
+) -> tuple[list[tuple[int, int, int]], bool]:
     """Costs of each resource, as from `lane`, and True if every link holds one of the resources.
 
     Each link counts for the first resource that it holds.
@@ -310,7 +310,7 @@ def lanes(
     return found, not left
 
 
-def lane(facts: Facts, links: Sequence[int], resource: int) -> tuple[int, int, int | Fraction]:
+def lane(facts: Facts, links: Sequence[int], resource: int) -> tuple[int, int, int]:
     """Costs (alpha, beta, wait) in ticks of a resource that all of the links hold.
 
     Alpha and beta are the least of the holds. The wait is the least time of a send outside its hold. If some
