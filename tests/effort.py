@@ -83,6 +83,7 @@ def shorten_mixes(patch: pytest.MonkeyPatch) -> None:
     """Limit the local search for mixed plans, which otherwise takes a third of a brief plan's time."""
     patch.setattr("taccl.baselines.multiplying_mixes._PATIENCE", 20)
     patch.setattr("taccl.baselines.multiplying_mixes._STARTS", 1)
+    patch.setattr("taccl.baselines.multiplying_mixes._RUNS", 0)
 
 
 def in_time(attempt: Callable[[float], T], enough: Callable[[T], bool]) -> T:

@@ -4,8 +4,8 @@ In a single plan the bottleneck is idle until the first sums reach it, and again
 mixed plan uses these times: some parts cross between nodes before they are summed in their node, others at
 the end. Parts with more steps and fewer bytes share the bottleneck with parts of fewer steps and more bytes.
 
-Local search over the plans, sizes and order of the parts minimises the estimated finish. It uses the steps of
-`StepTimes`, whose estimates are exact on machines of equal nodes and ports.
+Local search and simulated annealing over the plans, sizes and order of the parts minimise the estimated
+finish. They use the steps of `StepTimes`, whose estimates are exact on machines of equal nodes and ports.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ _SHARES = (16, 8)
 #: `_STARTS`: number of mixed plans from which local search starts, the best by estimate.
 #: `_PATIENCE`: number of successive moves without gain after which a search ends.
 _STARTS, _PATIENCE = 8, 600
+#: `_RUNS`, `_MOVES`: number of runs of simulated annealing from the best plan so far, and moves of each.
+#: `_WARM`, `_COLD`: temperatures at the start and the end of a run, as shares of the estimated finish.
+_RUNS, _MOVES, _WARM, _COLD = 3, 8_000, 0.003, 0.000_006
+#: Max share of the time left for simulated annealing.
+_ANNEALING_SHARE = 0.4
 #: Max number of resources with different loads for which mixed plans are searched: on irregular machines,
 #: estimates would take too long.
 MOST_RESOURCES = 64
@@ -197,6 +202,10 @@ def best_mixes(
         if found and until.has_passed:
             break
         found.append(_improved(mixes, mix, pool, random, until))
+    until = until.sooner(_ANNEALING_SHARE * until.left_s)
+    for number in range(0 if starts else _RUNS):
+        parts = pool if number % 2 else soon  # in turns, as either of them is better on some machines
+        found.append(_annealed(mixes, min(found, key=itemgetter(0)), parts, random, until))
     found.sort(key=itemgetter(0))
     return [_plan_of(mix) for _, mix in found]
 
@@ -235,6 +244,24 @@ def _improved(
         if found_ticks <= ticks:
             mix, ticks = found, found_ticks
     return ticks, mix
+
+
+def _annealed(
+    mixes: MixTimes, best: tuple[float, Mix], parts: Sequence[PlanPart], random: Random, until: Deadline
+) -> tuple[float, Mix]:
+    """Best mixed plan of a run of simulated annealing that starts from a plan, as (ticks, plan)."""
+    ticks, mix = best
+    for move in range(_MOVES):
+        if until.has_passed:
+            break
+        heat = _WARM * (_COLD / _WARM) ** (move / _MOVES) * best[0]
+        most = ticks - heat * math.log(1 - random.random())
+        found = _changed(mixes, mix, parts, random)
+        found_ticks = mixes.finish(found, most) if len(found) <= _MOST_PARTS else math.inf
+        if found_ticks <= most:
+            mix, ticks = found, found_ticks
+            best = min(best, (ticks, mix), key=itemgetter(0))
+    return best
 
 
 def _scaled(mixes: MixTimes, plan: StepPlan, num_chunks: int) -> Mix:

@@ -63,7 +63,7 @@ _LEAST_FORMS_S = 0.6
 #: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
 _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: A mixed plan divides chunks into parts, each with its own plan. The first one has equal parts with one
-#: plan, in coarse chunks; local search in fine chunks then changes the plans and sizes of parts (0.1 to 1 s).
+#: plan, in coarse chunks; local search and annealing in fine chunks then change the parts (1 to 5 s of CPU).
 #: `_MIXES_TIMES`: time to estimate the first mixed plan, as a multiple of the time to estimate all plans.
 #: `_SEARCH_S`: usual CPU seconds of the local search. With less time, forms with one message per chunk are
 #: scheduled before it.
@@ -226,12 +226,13 @@ class _Forms:
 
     def improve_mix(self) -> None:
         """Improve the mixed plan by local search."""
-        ends_at = self.at_least(self.deadline).sooner(_MIXES_SHARE * self.left_s(self.deadline))
-        build_s = _mix_s(self.to_mix[0])
+        latest = self.at_least(self.deadline)
+        ends_at, build_s = latest.sooner(_MIXES_SHARE * self.left_s(self.deadline)), _mix_s(self.to_mix[0])
         if build_s > ends_at.left_s:
             self.skipped.append("local search for mixed plans")
             return
-        with ends_at.enforced():
+        # The search often takes all its time. If the machine is busy, building takes longer than estimated.
+        with latest.sooner(ends_at.left_s + build_s).enforced():
             found = mixed_schedule(self.problem, ends_at.later(-build_s), below_us=self.finish_us)
             if found is not None:
                 self._keep(found)

@@ -222,6 +222,19 @@ def test_a_mixed_plan_is_proposed_if_time_allows(factor, is_mixed, monkeypatch):
     assert ("mixed" in found.producer, found.finish_us < 8.3) == (is_mixed, is_mixed)
 
 
+def test_a_mixed_plan_may_take_longer_to_build_than_estimated(monkeypatch):
+    """A search that takes all its time is kept if building then takes 0.75 s instead of 0.6 s."""
+    monkeypatch.setattr(finer, "_LEAST_FORMS_S", 0.0)
+    monkeypatch.setattr(finer, "_MIXES_SHARE", 0.2)
+    monkeypatch.setattr(finer, "_mix_s", lambda _: 0.6)
+    monkeypatch.setattr(finer, "mixed_schedule", lambda _, until, **__: time.sleep(until.left_s + 0.75) or 1)
+    problem, kept = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6), []
+    forms = finer._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(6)), problem)
+    monkeypatch.setattr(forms, "_keep", kept.append)
+    forms.improve_mix()
+    assert kept == [1]
+
+
 @pytest.mark.slow
 def test_the_first_mixed_plan_precedes_finer_chunks(monkeypatch):
     """If time ends after the first two estimates, the better one is built: equal parts of one plan that overlap.
