@@ -66,17 +66,13 @@ class Levels:
         size = np.bincount(self.component, minlength=1)[self.component]
         largest = np.ones(int(level.max(initial=-1)) + 1, np.int64)
         np.maximum.at(largest, level, size)
-        order = inside[np.lexsort((target[inside], level[target[inside]]))]
-        bounds = np.searchsorted(level[target[order]], np.arange(len(largest) + 1))
         # A component of n events settles within n rounds.
         rounds = np.where(largest > 1, largest + 1, 1).tolist()
-        self._levels = [
-            _batch(order[low:high], source, target, most)
-            for low, high, most in zip(bounds[:-1].tolist(), bounds[1:].tolist(), rounds, strict=True)
-            if low < high
-        ]
+        order = inside[np.lexsort((target[inside], level[target[inside]]))]
+        self._levels = _batches(order, source, target, level, rounds)
         across = np.flatnonzero(is_across)
-        self._across = _batch(across[np.argsort(target[across], kind="stable")], source, target, 1)
+        across = across[np.argsort(target[across], kind="stable")]
+        self._across = _batches(across, source, target, np.zeros(num_events, np.int64), [1])
 
     def postpone(
         self, start: Ticks, gap: Ticks, binding: Ints, before: Ticks | None = None
@@ -90,8 +86,9 @@ class Levels:
         """
         moved = False
         endless = np.zeros(0, np.int64)
-        if before is not None and len(self._across.wait):
-            moved = len(self._across.relax(before, start, gap, binding)) > 0
+        for batch in self._across:
+            if before is not None:
+                moved = len(batch.relax(before, start, gap, binding)) > 0
         for batch in self._levels:
             for _ in range(batch.rounds):
                 late = batch.relax(start, start, gap, binding)
@@ -103,10 +100,19 @@ class Levels:
         return moved, endless
 
 
-def _batch(wait: Ints, source: Ints, target: Ints, rounds: int) -> _Batch:
+def _batches(wait: Ints, source: Ints, target: Ints, level: Ints, rounds: list[int]) -> list[_Batch]:
+    """Batches of waits that are sorted by the level of the target, and then by target."""
     first = np.flatnonzero(np.diff(target[wait], prepend=-1))
-    count = np.diff(first, append=len(wait))
-    return _Batch(wait, source[wait], target[wait][first], first, count, rounds)
+    sources, event, rows = source[wait], target[wait][first], np.diff(first, append=len(wait))
+    ends = np.searchsorted(level[event], np.arange(len(rounds)), side="right").tolist()
+    begins = np.append(first, len(wait)).tolist()
+    found = []
+    for low, high, most in zip([0, *ends], ends, rounds, strict=False):
+        a, b = begins[low], begins[high]
+        if low < high:
+            of = slice(low, high)
+            found.append(_Batch(wait[a:b], sources[a:b], event[of], first[of] - a, rows[of], most))
+    return found
 
 
 def _levels(num_events: int, source: Ints, target: Ints) -> tuple[Ints, Ints]:
