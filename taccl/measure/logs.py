@@ -7,12 +7,13 @@ follows from busbw / algbw. The number of nodes follows from the list of devices
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from taccl._internal.file_kinds import LOGS, unquoted
+from taccl._internal.file_kinds import LOGS, kinds_in, unquoted
 from taccl._internal.names import first_of, shown
 from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count, format_size
@@ -91,6 +92,9 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     text = printed(_unescaped(given))
     # Line numbers in messages count the lines of `text`, into which JSON output was converted.
     where = path if text == given else f"{path}, as text"
+    expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
+    if _is_of_other_kind(text):
+        raise FormatError(f"found no usable measurement; expected {expected}", where=where)
     lines = whole_rows(rows_without_debug([plain(line) for line in text.splitlines()]))
     left_out: list[str] = []
     reports = list(run_reports(text))
@@ -106,7 +110,6 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         notes += [said for said, form in forms.items() if form.search(text)]
     if not series:
-        expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
         title = _TITLE.search(text)
         told = f" of {shown(repr(title[1].strip()), 90)}" if title else ""
         told += f" ({left_out[0]})" if left_out else ""
@@ -114,6 +117,17 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     devices = filter(None, (DEVICE.search(line) for line in lines if "device" in line))
     gpus = frozenset(device[4].strip() for device in devices) - {""}
     return Log(path, tuple(alike_joined(series)), gpus, tuple(left_out), tuple(notes), debug_facts(text))
+
+
+def _is_of_other_kind(text: str) -> bool:
+    """True if a text is one JSON object of a known kind without measurements, such as a schedule."""
+    if not text.lstrip().startswith("{"):
+        return False
+    try:
+        kinds = kinds_in(json.loads(text))
+    except (ValueError, RecursionError):
+        return False
+    return bool(kinds) and not set(kinds) & set(LOGS)
 
 
 def _unescaped(text: str) -> str:

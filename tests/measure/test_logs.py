@@ -6,6 +6,7 @@ import textwrap
 import pytest
 
 from taccl.errors import FormatError
+from taccl.measure import logs
 from taccl.measure.logs import read_log
 from tests.effort import cpu_s
 from tests.measure.logs import HEAD, SIZES, row, table, time_us
@@ -405,6 +406,13 @@ def test_texts_without_measurements_are_refused(read):
     """A text without measurements is refused, with the expected formats."""
     with pytest.raises(FormatError, match="found no usable measurement; expected rows of nccl-tests"):
         read("# A page\n\n| 1 | 2 | float |\n8 bytes were sent\n")
+
+
+def test_files_of_other_kinds_are_refused_before_their_lines_are_read(read, monkeypatch):
+    """A schedule, whose single line may be very long, is refused by its fields."""
+    monkeypatch.setattr(logs, "rows_without_debug", None)
+    with pytest.raises(FormatError, match="found a schedule; expected a log of a benchmark"):
+        read(json.dumps({"format": "taccl-schedule", "version": 1, "problem": {}, "transfers": {}}))
 
 
 def test_unnamed_collectives_are_asked_for(read):
