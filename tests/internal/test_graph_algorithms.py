@@ -78,15 +78,15 @@ def test_a_maximum_flow_fills_its_cut(seed, by_scipy, monkeypatch):
     assert num_nodes - 1 not in reached
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_maximum_flows_by_scipy_and_without_it_agree(seed):
+def test_maximum_flows_by_scipy_and_without_it_agree():
     """SciPy and Dinic's algorithm find the same value, and the same nodes behind the minimum cut."""
-    num_nodes, src, dst, width = random_graph(seed)
-    apart = src != dst
-    graph = num_nodes, src[apart], dst[apart], width[apart], 0, num_nodes - 1
-    value, reached = graph_algorithms._maximum_flow(*graph)
-    other, also = maximum_flow(*graph, num_flows=10**9)
-    assert (value, reached.tolist()) == (other, also.tolist())
+    for seed in SEEDS:
+        num_nodes, src, dst, width = random_graph(seed)
+        apart = src != dst
+        graph = num_nodes, src[apart], dst[apart], width[apart], 0, num_nodes - 1
+        value, reached = graph_algorithms._maximum_flow(*graph)
+        other, also = maximum_flow(*graph, num_flows=10**9)
+        assert (value, reached.tolist()) == (other, also.tolist())
 
 
 def test_small_graphs_need_no_scipy(monkeypatch):
@@ -126,17 +126,17 @@ def test_orbits_join_over_several_permutations():
     assert smallest_of_orbits([[1, 0, 2, 3, 4], [0, 2, 1, 3, 4]], 5).tolist() == [0, 0, 0, 3, 4]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_orbits_are_the_components_of_networkx(seed):
+def test_orbits_are_the_components_of_networkx():
     """Orbits of random permutations, and of maps that are not permutations, are networkx's components."""
-    draw = np.random.default_rng(seed)
-    size, count = int(draw.integers(0, 40)), int(draw.integers(0, 4))
-    images = [draw.permutation(size) for _ in range(count)]
-    images += [np.where(draw.random(size) < 0.1, draw.integers(0, max(1, size), size), np.arange(size))]
-    graph = networkx.Graph(list(zip(list(range(size)) * len(images), np.concatenate(images).tolist())))
-    graph.add_nodes_from(range(size))
-    known = {index: min(orbit) for orbit in networkx.connected_components(graph) for index in orbit}
-    assert smallest_of_orbits(images, size).tolist() == [known[index] for index in range(size)]
+    for seed in SEEDS:
+        draw = np.random.default_rng(seed)
+        size, count = int(draw.integers(0, 40)), int(draw.integers(0, 4))
+        images = [draw.permutation(size) for _ in range(count)]
+        images += [np.where(draw.random(size) < 0.1, draw.integers(0, max(1, size), size), np.arange(size))]
+        graph = networkx.Graph(list(zip(list(range(size)) * len(images), np.concatenate(images).tolist())))
+        graph.add_nodes_from(range(size))
+        known = {index: min(orbit) for orbit in networkx.connected_components(graph) for index in orbit}
+        assert smallest_of_orbits(images, size).tolist() == [known[index] for index in range(size)]
 
 
 def test_parallel_paths_add_up():
