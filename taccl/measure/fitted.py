@@ -17,7 +17,7 @@ from taccl.measure.machine import Machine, find_machine
 from taccl.measure.missing import missing_measurements
 from taccl.measure.model import terms_of, times_us
 from taccl.measure.predict import predicted_us
-from taccl.measure.series import POINT_TO_POINT, Series
+from taccl.measure.series import BETWEEN_RUNS, POINT_TO_POINT, Series
 
 #: Max median relative error of a fit that describes the machine.
 WORST_MEDIAN = 0.15
@@ -133,6 +133,9 @@ class Fit:
         on_cpus = next((note for note in self.notes if ": measured " in note), "")
         if on_cpus:
             return f"{on_cpus}; the model is for GPUs: measure on GPUs, or accept the errors"
+        between = next((note for note in self.notes if BETWEEN_RUNS in note), "")
+        if between:
+            return f"{between}: keep the log of one of them, or accept the errors"
         if self.median_error <= WORST_MEDIAN:
             return ""
         return (

@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from taccl._internal.file_kinds import LOGS, kinds_in, unquoted
 from taccl._internal.names import first_of, shown
@@ -25,7 +26,16 @@ from taccl.measure.log_runs import CPU_TIME, DEVICE, LogRun, runs_in
 from taccl.measure.rows import plain
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_run
-from taccl.measure.series import COMPARED_BYTES, RUNS_DIFFER, WRONG, Log, Series, alike_joined
+from taccl.measure.series import (
+    BETWEEN,
+    BETWEEN_RUNS,
+    COMPARED_BYTES,
+    RUNS_DIFFER,
+    WRONG,
+    Log,
+    Series,
+    alike_joined,
+)
 
 _MAX_FILE_BYTES = 64 * 10**6  #: Logs of NCCL_DEBUG have a line for each channel of each rank.
 #: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Atomic groups match at one place of a line
@@ -217,9 +227,10 @@ def _merged(runs: Iterable[LogRun], series: Iterable[Series]) -> Iterable[str]:
             said = f"{len(some)} runs of {title}{of_types}"
             ratio = max(times[common]) / min(times[common])
             if ratio >= RUNS_DIFFER and common >= COMPARED_BYTES:
-                said += (
-                    f" differ by {ratio:.3g} times at {format_size(common)}; a fit uses the median of a size"
-                )
+                middle = median(times[common])
+                is_between = all(max(each, middle) > BETWEEN * min(each, middle) for each in times[common])
+                uses = BETWEEN_RUNS if is_between else "a fit uses the median of a size"
+                said += f" differ by {ratio:.3g} times at {format_size(common)}; {uses}"
             else:
                 said += " are merged: a time is the median of its size"
             yield said

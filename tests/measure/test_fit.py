@@ -12,7 +12,7 @@ from taccl.measure.calibrate import calibrated
 from taccl.measure.estimate import Observed, estimate, lines
 from taccl.measure.model import PARAMETERS, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
-from taccl.measure.series import Series
+from taccl.measure.series import BETWEEN_RUNS, Series
 from tests.explore.degraded import NVLS, node_log
 from tests.measure.logs import HEAD, SIZES, row, table
 from tests.measure.logs import time_us as line_us
@@ -368,3 +368,11 @@ def test_messages_that_few_channels_limit_are_refused(tmp_path):
     log.write_text(f"# sendrecv_perf\n{gpus}{rows}")
     with pytest.raises(InputError, match="1 channel of about 14 GB/s among 128 ranks.*add a collective"):
         taccl.fit([str(log)], "b200")
+
+
+def test_a_profile_between_two_runs_is_refused(line_fit):
+    """The median of two runs, of which one is far slower, describes none of them."""
+    assert not line_fit.complaint
+    between = replace(line_fit, notes=(f"a.log: 2 runs differ by 20 times; {BETWEEN_RUNS}",))
+    with pytest.raises(InputError, match="describes none of them: keep the log of one"):
+        between.to_toml()

@@ -814,7 +814,12 @@ def test_merged_runs_are_noted(read):
 
 @pytest.mark.parametrize(
     ("scales", "times_us", "said"),
-    [((1.0, 1.0), [400.0], "are merged"), ((1.0, 1.3, 1.0), [400.0, 520.0], "differ by 1.3 times at 64MiB")],
+    [
+        ((1.0, 1.0), [400.0], "are merged"),
+        ((1.0, 1.3, 1.0), [400.0, 520.0], "differ by 1.3 times at 64MiB"),
+        ((1.0, 20.0, 1.0), [400.0, 8000.0], "a fit uses the median of a size"),
+        ((1.0, 20.0), [400.0, 8000.0], "describes none of them"),
+    ],
 )
 def test_runs_that_differ_stay_apart(read, scales, times_us, said):
     """The median of runs with different bandwidths is the rate of none of them, so each is a series."""
