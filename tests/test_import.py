@@ -76,6 +76,13 @@ def test_small_problems_load_no_compiler(words):
 
 
 @pytest.mark.slow
+def test_bounds_load_no_search():
+    """A bound loads neither the search nor the baselines, which take 0.4 s of CPU."""
+    words = ("bound", "ring:4", "--collective", "allgather", "--size", "64KB")
+    assert loaded_by(words, ("taccl.baselines", "taccl.synthesis.search")) == "0 []"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["show", "convert"])
 def test_imports_of_servers_load_no_tables(verb, tmp_path):
     """The topology of a server loads networkx, but neither pandas nor PyArrow."""

@@ -144,12 +144,12 @@ class _Ratings:
 
     def _by_estimates(self) -> None:
         """Rate those protocols for which there is time by an estimated finish, the topology's own first."""
-        from taccl.baselines.multiplying import estimated_us
-
         own = self._topology.protocol
         estimate_s = busy_factor() * (_ESTIMATE_S + len(self._topology.links) * _ESTIMATE_S_PER_LINK)
         if not self._is_regular or 2 * estimate_s > self._last.left_s:
             return
+        from taccl.baselines.multiplying import estimated_us
+
         self.by = "by an estimate of the baseline multiplying"
         for each in sorted(self._topology.protocols, key=lambda each: each != own):
             topology = self._topology.under(each)
