@@ -76,6 +76,13 @@ def test_small_problems_load_no_compiler(words):
 
 
 @pytest.mark.slow
+def test_tables_without_a_terminal_load_no_progress_bar():
+    """A comparison whose progress is not shown loads neither rich nor pandas."""
+    words = ("compare", "ring:4", "--collective", "allgather", "--size", "4KB", "--chunks-per-rank", "1")
+    assert loaded_by((*words, "--backends", "greedy", "--no-cache"), ("pandas", "rich")) == "0 []"
+
+
+@pytest.mark.slow
 def test_bounds_load_no_search():
     """A bound loads neither the search nor the baselines, which take 0.4 s of CPU."""
     words = ("bound", "ring:4", "--collective", "allgather", "--size", "64KB")

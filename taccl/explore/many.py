@@ -241,12 +241,14 @@ def _counter(
     if callable(progress):
         yield partial(called, progress)
         return
+    if not (_seen() if progress is None else progress):
+        yield lambda done, total: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    is_shown = _seen() if progress is None else progress
-    with Progress(*columns, console=Console(stderr=True), disable=not is_shown) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("runs", total=num_runs)
         yield lambda done, total: bar.update(task, completed=done)
 
