@@ -83,15 +83,13 @@ class PortfolioParameters(_Group):
     improve_share: float = 0.4
     half_improve_share: float = 0.5  # `improve_share` for one phase of a reduction
     least_improve_s: float = 3.0  # min seconds without progress before improvement by job shop ends
-    # Max arrivals (chunks times destinations) for baselines within the search.
+    # Max arrivals (chunks times destinations) for which baselines compare numbers of chunks. With more, the
+    # search also proposes the schedule balanced over dimensions.
     baseline_arrivals: int = 20_000
-    baseline_share: float = 0.5  # share of the time left for baselines, if later stages of the search follow
-    baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
     first_share: float = 0.2  # share of the time for baselines that run before the search
     best_share: float = 0.5  # share of the time that the usually best baseline may take before the search
     first_transfers: int = 100_000  # max transfers per phase of a baseline before the search
-    # Max transfers of the schedule balanced over dimensions, the only baseline within the search if there are
-    # more than `baseline_arrivals` arrivals.
+    # Max transfers of the schedule balanced over dimensions.
     balanced_transfers: int = 2_000_000
     registered_share: float = 0.3  # share of the time left for each proposer that a user registered
     apart_hops: int = 10_000  # max hops for which schedules with unreduced contributions are searched, too

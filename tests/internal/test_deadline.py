@@ -27,7 +27,6 @@ from taccl.errors import NoSolutionError
 from taccl.problem.making import make_problem
 from taccl.sketch.group import find_symmetries
 from taccl.synthesis.parameters import SearchParameters
-from taccl.synthesis.proposers.competing import offer_baselines
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
@@ -95,16 +94,6 @@ def test_chunks_are_not_chosen_late():
     problem = make_problem(topologies.ndv2(2), "allgather", size_bytes=1_000_000)
     chosen, sketches = choose_with_sketches(problem, Options(), PAST, give_up=PAST)
     assert (chosen.collective.chunks_per_rank, sketches) == (1, [])
-
-
-@pytest.mark.parametrize(("left_s", "competes"), [(0, False), (60, True)])
-def test_baselines_are_not_begun_late(problem, left_s, competes):
-    """No baseline is tried if its construction, here with 256 arrivals over 176 links, would exceed the time
-    left."""
-    parameters = SearchParameters.from_dict({"portfolio": {"baseline_least_s": 0}})
-    search = Search(problem, Options(parameters=parameters), Deadline.after(left_s))
-    offer_baselines(search)
-    assert (search.best is not None) == competes
 
 
 def test_a_bound_that_is_cut_is_throughput(problem, monkeypatch):

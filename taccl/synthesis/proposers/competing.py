@@ -23,7 +23,7 @@ from taccl.problem.alltoallv import is_uneven
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
-from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
+from taccl.synthesis.proposers.balanced import search_balanced
 from taccl.synthesis.proposers.compiling import are_kept
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled
@@ -315,70 +315,52 @@ def share_baselines(problem: Problem, other: Problem) -> None:
             made_of(problem).setdefault(name, made.under(problem))
 
 
-def offer_baselines(search: Search, share: float = 1.0) -> None:
-    """Propose baselines that obey the problem's sketch, are quick to build and beat the incumbent.
-
-    - `share`: Share of the time left within which a baseline must be expected to end; the usually best one
-      may use all of it.
-    """
-    if search.is_met:
-        return
-    problem, since, parameters = search.problem, time.monotonic(), search.parameters
-    portfolio, longest_s = parameters.portfolio, _takes_s("ring", problem, parameters)
-    if longest_s == math.inf:
-        most_s = max(search.deadline.left_s, _BALANCED_LEAST_S)
-        takes_s = _takes_s(BALANCED, problem, parameters)
-        if most_s < takes_s < math.inf:
-            message = f"takes about {format_s(takes_s)}, and there are {format_s(most_s)} for it"
-            search.record("dimensions", "taccl", "skipped", since, message=message)
-        elif takes_s <= most_s and not search.interrupted:
-            search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
-        return
-    rows = {name: row_of(name) for name in BASELINES}
-    names = [name for name, row in rows.items() if row.competes and not row.names_contributions]
-    if is_small(problem):  # the last rows of the table are for small messages
-        names = ["one-shot", *reversed(names)]
-    best_first = _preferred(problem)[0]
-    names = [best_first, *(name for name in ("multiplying", *names) if name != best_first)]
-    until = search.deadline.sooner(share * search.deadline.left_s)
-    best, skipped = "", []
-    for name in names:
-        begun, made = time.monotonic(), name in made_of(problem)
-        takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
-        left_s = (search.deadline if name == names[0] else until).left_s  # names[0] is usually best
-        if search.is_met:
+def offer_made(search: Search) -> None:
+    """Propose the best baseline that was built for the problem before the search and obeys its sketch."""
+    for made in sorted(made_of(search.problem).values(), key=lambda made: made.finish):
+        if made.finish >= search.finish:
             break
-        # Baselines that take at most `baseline_least_s` are tried even after the deadline.
-        if takes_s > max(left_s, portfolio.baseline_least_s):
-            skipped.append(name)
-            continue
-        limit = search.deadline.at_least(2 * portfolio.baseline_least_s)
-        # InputError: the baseline is not defined for this problem.
-        with suppress(InputError, OutOfTime), limit.enforced():
-            other = _as_asked(name, problem)
-            if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
-                search.offer_whole(other, producer=other.producer, verified=True)
-                best = name
-        if not rows[name].names_contributions:  # schedules that name contributions take longer to build
-            longest_s = max(longest_s, time.monotonic() - begun)
-    message = f"{best or 'none better'}{left_out(search, skipped)}"
-    search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
+        if verify(made).ok:
+            search.offer_whole(made, producer=made.producer, verified=True)
 
 
-def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
-    """Estimated seconds that `offer_baselines` takes for its first two baselines; 0 if it will try none.
+def offer_balanced(search: Search) -> None:
+    """Propose the schedule balanced over dimensions, if the problem has many arrivals.
 
-    If the problem has too many arrivals, it only tries the dimension-balanced schedule.
+    It is skipped if it would take longer than the time left.
     """
-    takes_s = _takes_s("ring", problem, parameters) + _takes_s("multiplying", problem, parameters)
-    if takes_s < math.inf:
-        return takes_s
-    balanced_s = _takes_s(BALANCED, problem, parameters)
-    if balanced_s < left_s:
+    since, most_s = time.monotonic(), max(search.deadline.left_s, _BALANCED_LEAST_S)
+    takes_s = _balanced_s(search.problem, search.parameters)
+    if search.is_met or search.interrupted or not takes_s:
+        return
+    if takes_s > most_s:
+        message = f"takes about {format_s(takes_s)}, and there are {format_s(most_s)} for it"
+        search.record("dimensions", "taccl", "skipped", since, message=message)
+        return
+    most = search.parameters.portfolio.balanced_transfers
+    search_balanced(search, most_transfers=most, competes=True)
+
+
+def balanced_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
+    """Estimated seconds that `offer_balanced` takes; 0 if it will propose nothing."""
+    takes_s = _balanced_s(problem, parameters)
+    if 0 < takes_s < left_s:
         with suppress(InputError):  # InputError: the topology has no dimensions
             dimensions(problem.topology)
-            return balanced_s
+            return takes_s
     return 0.0
+
+
+def _balanced_s(problem: Problem, parameters: SearchParameters) -> float:
+    """Estimated seconds to build the balanced schedule, without the search for dimensions.
+
+    It is 0 if the problem has few arrivals, or too many transfers.
+    """
+    portfolio, topology = parameters.portfolio, problem.topology
+    transfers = 2 * problem.collective.chunks_per_rank * topology.num_ranks**2
+    if num_arrivals(problem) <= portfolio.baseline_arrivals or transfers > portfolio.balanced_transfers:
+        return 0.0
+    return transfers * _BALANCED_S_PER_TRANSFER + len(topology.links) * BASELINE_S_PER_LINK
 
 
 def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
@@ -401,19 +383,14 @@ def obeying(name: str, problem: Problem) -> Schedule | None:
 
 def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
     """Estimated seconds to build a baseline; infinity if it has too many transfers to compete."""
-    portfolio, collective, topology = parameters.portfolio, problem.collective, problem.topology
-    links_s = len(topology.links) * BASELINE_S_PER_LINK
-    if name == BALANCED:  # the estimate leaves out the search for dimensions
-        transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
-        is_long = transfers > portfolio.balanced_transfers
-        return math.inf if is_long else transfers * _BALANCED_S_PER_TRANSFER + links_s
+    collective = problem.collective
     starting, ending = collective.origin_sets.sizes, collective.destination_sets.sizes
     arrivals = num_arrivals(problem)
-    if arrivals > portfolio.baseline_arrivals:
+    if arrivals > parameters.portfolio.baseline_arrivals:
         return math.inf
     if row_of(name).names_contributions:
         return min(int(starting @ ending), _MOST_NAMED) * _NAMED_S_PER_TRANSFER
-    return arrivals * _BASELINE_S_PER_ARRIVAL + links_s
+    return arrivals * _BASELINE_S_PER_ARRIVAL + len(problem.topology.links) * BASELINE_S_PER_LINK
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:

@@ -17,11 +17,12 @@ from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
 from taccl.synthesis.proposers.competing import (
-    competing_s,
+    balanced_s,
     for_baselines_s,
     is_small,
-    offer_baselines,
+    offer_balanced,
     offer_first,
+    offer_made,
     offer_rest,
     reserve_s,
     share_baselines,
@@ -111,7 +112,7 @@ def _competes_before(search: Search) -> bool:
 
 def _may_be_first(search: Search) -> bool:
     """True if baselines run before the search: they compete with it, or it may find no schedule in time."""
-    return search.options.keeps_sends and (_competes(search) or _is_too_short_alone(search))
+    return _competes(search) or (search.options.keeps_sends and _is_too_short_alone(search))
 
 
 def _is_too_short_alone(search: Search) -> bool:
@@ -232,20 +233,10 @@ def _improving_s(search: Search) -> float:
     return is_meant * share * search.limit_s
 
 
-def _baselines_first(search: Search) -> None:
-    offer_baselines(search, search.parameters.portfolio.baseline_share)
-
-
-def _baselines_last(search: Search) -> None:
-    share = search.parameters.portfolio.baseline_share if _improving_s(search) else 1.0
-    offer_baselines(search, share)
-
-
-def _competing_s(search: Search) -> float:
-    """Seconds reserved for baselines, beyond the seconds that are reserved for ruin and recreate."""
+def _balanced_s(search: Search) -> float:
+    """Seconds reserved for the balanced schedule, beyond those reserved for ruin and recreate."""
     most_s = search.parameters.budget.improve_share * search.deadline.left_s
-    needed_s = min(competing_s(search.problem, most_s, search.parameters), most_s)
-    return max(0.0, needed_s - _improving_s(search))
+    return max(0.0, balanced_s(search.problem, most_s, search.parameters) - _improving_s(search))
 
 
 def _balanced(search: Search) -> None:
@@ -258,10 +249,6 @@ def _offer_registered(search: Search) -> None:
     """Run the proposers that users registered, each in its share of the time."""
     share = search.parameters.portfolio.registered_share
     run(search, [Turn(each, share=share) for each in registered()])
-
-
-def _is_not_small(problem: Problem) -> bool:
-    return not is_small(problem)
 
 
 def _sums_up(problem: Problem) -> bool:
@@ -291,13 +278,13 @@ FIRST: tuple[Turn, ...] = (
 LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
 #: Proposers that use the time left after the search.
 LAST: tuple[Turn, ...] = (
-    Turn(OwnProposer("other baselines", _last_baselines), _competes_before, improves=True),
+    Turn(OwnProposer("other baselines", _last_baselines), _competes, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
     LAST_BOUND,
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (
-    Turn(OwnProposer("baselines", _baselines_first, is_small), _competes, runs_late=True),
+    Turn(OwnProposer("baselines", offer_made, is_small), _competes, runs_late=True),
     Turn(OwnProposer("registered", _offer_registered), _is_free),
     Turn(
         OwnProposer("dimension-balanced", _balanced),
@@ -311,10 +298,11 @@ PROPOSERS: tuple[Turn, ...] = (
         runs_late=True,
     ),
     Turn(OwnProposer("search", search_plain), _is_plain, runs_late=True),
+    Turn(OwnProposer("baselines", offer_made), _competes, runs_late=True),
     Turn(
-        OwnProposer("baselines", _baselines_last, _is_not_small),
+        OwnProposer("balanced over dimensions", offer_balanced),
         _competes,
-        reserve_s=_competing_s,
+        reserve_s=_balanced_s,
         runs_late=True,
     ),
     Turn(
