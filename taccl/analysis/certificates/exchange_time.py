@@ -45,8 +45,9 @@ _TOO_MUCH = 2**46
 #: Denominator of the horizons that are tried, in ticks.
 _PER_TICK = 1000
 #: A pair of ranks pays at most this share of its price, in eighths, for sends inside the source's node, and
-#: at most the rest for sends inside the destination's node. These shares are tried.
-_SHARES = (0, 4, 8)
+#: at most the rest for sends inside the destination's node. These shares are tried,
+#: and each in reversed time.
+_SHARES = (0, 4)
 #: Prices of a port's time to try: they fall linearly from the start, and then are constant.
 #: `_HEIGHTS`: price at the start, as a multiple of the price of a pair of ranks.
 #: `_FALLS`: time of the whole fall to 0, as a share of the latency of a send in a node.
@@ -54,7 +55,7 @@ _SHARES = (0, 4, 8)
 _HEIGHTS, _FALLS, _LOW = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0), (0.15, 0.3, 0.45, 0.6, 0.8), 0.02
 #: Numbers of cells of the grids, first to find prices, then to find the bound; each with the steps of the
 #: search for the longest horizon, as shares of the horizon.
-_GRIDS = ((160, (0.08, 0.04, 0.02, 0.01)), (640, (0.012, 0.004)), (640, (0.001,)))
+_GRIDS = ((160, (0.08, 0.04, 0.02, 0.01)), (320, (0.016, 0.008)), (640, (0.004, 0.001)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,7 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
             gain = spare[: part.size].reshape(part.shape)
             np.subtract(left, sources * late[ends - 1, columns], out=gain)
             np.maximum(part, gain, out=part)
-        np.minimum(found, gains, out=found)
+        np.minimum(found, np.minimum(gains, gains[::-1, ::-1].T), out=found)
     onwards = _onwards(nodes, grid, cells)
     found += -(-pair * sharing * (onwards + onwards[::-1, ::-1].T) // 2)
     return np.triu(found)
