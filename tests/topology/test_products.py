@@ -8,6 +8,7 @@ import pytest
 import taccl
 from taccl.errors import TopologyError
 from taccl.topologies import dgx_h100, gb200_nvl72, multidim, parse
+from taccl.topology import recognise
 from taccl.topology.named import as_named, parse_named
 from taccl.topology.recognise import dimensions, links_along
 
@@ -192,3 +193,9 @@ def test_links_along_lead_to_the_digit():
                 dst = rank + (digit - own) * dims.strides[axis]
                 expected = topology.links_between(rank, dst) if dst != rank else ()
                 assert tuple(e for e in (table[rank, digit],) if e >= 0) == expected
+
+
+def test_dense_fabrics_are_no_grids_by_their_number_of_links(monkeypatch):
+    """A fabric with more links than any grid of its ranks is told without a look at its dimensions."""
+    monkeypatch.setattr(recognise, "_found", None)
+    assert recognise.grid_of(parse("fully-connected:16")) is None
