@@ -198,10 +198,11 @@ def add_dimensions(
                 switch = f"switch {line} of dimension {number}"
                 add_crossbar(builder, ranks, each.link_cost, name=switch, link_name=name)
                 continue
-            pairs: list[tuple[int, int]] = list(permutations(ranks, 2))
             if each.kind == "ring" and each.size > 2:
                 upwards = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
                 pairs = upwards + [(dst, src) for src, dst in upwards]
+            else:
+                pairs = list(permutations(ranks, 2))
             for src, dst in pairs:
                 builder.add_link(src, dst, **each.link_cost._asdict(), name=name)
         stride *= each.size

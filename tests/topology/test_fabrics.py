@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import TopologyError
+from taccl.topology import products
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
 
 DIMS = st.lists(st.integers(1, 5), min_size=1, max_size=3).filter(lambda dims: 2 <= math.prod(dims) <= 40)
@@ -176,3 +177,9 @@ def test_what_makes_no_fabric_is_refused(make, message):
     """Invalid sizes, costs and numbers of nodes are refused before anything is built."""
     with pytest.raises(TopologyError, match=message):
         make()
+
+
+def test_pairs_of_all_ranks_of_a_ring_are_not_listed(monkeypatch):
+    """A ring of 100,000 ranks has 200,000 links, but 10 billion pairs of ranks."""
+    monkeypatch.setattr(products, "permutations", None)
+    assert len(ring(8).links) == 16
