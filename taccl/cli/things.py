@@ -41,6 +41,7 @@ def under_protocol(topology: Topology, protocol: str | None) -> Topology:
 
 def _topology_from_word(word: str, nodes: int | None, profile: str | None) -> Topology:
     if not is_file(word):
+        check_path(word)
         return taccl.topologies.parse(word, nodes=nodes, profile=profile)
     if profile is not None:
         raise InputError("a topology file names its own profile; leave --profile out", where="--profile")
@@ -58,6 +59,14 @@ def _topology_from_word(word: str, nodes: int | None, profile: str | None) -> To
         way = f"make one from a server's file (`taccl convert IN OUT --set nodes={nodes}`)"
         raise InputError(f"{said}; change the file, {way}, or leave --nodes out", where=word)
     return topology
+
+
+def check_path(word: str) -> None:
+    """Raise `InputError` if a word is the path of a missing file, or of a folder that names no topology."""
+    if is_file(word) and not os.path.exists(word):
+        raise InputError("there is no such file; check the path", where=word)
+    if os.path.isdir(word) and not names_topology(word):
+        raise InputError("is a folder; give the path of a file", where=word)
 
 
 def names_topology(word: str) -> bool:

@@ -41,6 +41,13 @@ VERBS = {
     "--algorithm": "reorder ring:4 --algorithm {file} --time-limit 0.1",
     "--measured": "report {schedule} --measured {file} -o {out}.html --overwrite --budget 0.1",
 }
+#: Commands that take a topology, but no other kind of file in its place.
+ON_TOPOLOGIES = [
+    "suggest {file} --collective allgather",
+    "sweep {file} --collective allgather",
+    "fit {log} --topology {file}",
+    "diagnose {log} --topology {file}",
+]
 #: Verbs that search or start processes for long; tests of their own run them.
 _NOT_RUN = ("taccl run", "taccl probe")
 
@@ -145,3 +152,15 @@ def test_outputs_of_other_tools_are_named_by_every_verb(run, files, tmp_path, ve
         code, _, err = run(*(word.format(**place) for word in shlex.split(VERBS[verb])))
         assert code == 0 or f"found {a(kind)}" in err
         assert code in (0, 2), kind
+
+
+@pytest.mark.parametrize("command", [VERBS["bound"], VERBS["--topology"], *ON_TOPOLOGIES])
+def test_folders_and_missing_files_are_named_as_such(run, tmp_path, command):
+    """A folder or a missing file in place of a topology is not called an unknown machine."""
+    (tmp_path / "a.log").write_text("")
+    for path, fault in (
+        (tmp_path, "is a folder; give the path of a file"),
+        (tmp_path / "none.json", "there is no such file; check the path"),
+    ):
+        words = (word.format(file=path, log=tmp_path / "a.log") for word in shlex.split(command))
+        assert run(*words) == (2, "", f"taccl: error: {path}: {fault}\n")

@@ -9,7 +9,7 @@ from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
 from taccl.cli.options import add_options, add_output, add_subset, option, seconds_from_zero
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content, with_error
-from taccl.cli.things import is_file, topology_from_word
+from taccl.cli.things import check_path, is_file, topology_from_word
 from taccl.errors import InputError
 from taccl.formats.files import check_page
 from taccl.formats.registry import takes_nodes
@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> Answer:
         note("reading and fitting")
         given = picked(options, "nodes", "collective", "in_place", "seed")
         on = options.topology
+        check_path(on)
         if is_file(on):  # the number of nodes of a file that states it is not that of the largest log
             on = topology_from_word(on, nodes=options.nodes if takes_nodes(on) else None)
         found = taccl.fit(options.logs, on, ranks=options.ranks, without_ranks=options.without_rank, **given)
@@ -113,6 +114,8 @@ def run_diagnose(options: argparse.Namespace) -> Answer:
     """Judge measured bandwidths: resources that limit them, likely causes, and better schedules."""
     if options.output is not None:
         check_page(options.output, overwrite=options.overwrite)
+    if options.topology is not None:
+        check_path(options.topology)
     with notes_shown() as note:
         note("reading, predicting and comparing")
         found = taccl.diagnose(
