@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import taccl
+from taccl._internal import moved
 from tests.foreign import OURS
 
 HEAVY = (
@@ -150,10 +152,21 @@ def test_modules_are_found_at_their_earlier_places():
         from taccl.collective import Chunk
     with pytest.warns(DeprecationWarning, match="taccl.problem.collectives now"):
         from taccl.collectives import allgather
+    with pytest.warns(DeprecationWarning, match="taccl.analysis.certificates.throughput now"):
+        from taccl.analysis.certificates.node_data import node_data_bounds
     with pytest.warns(DeprecationWarning, match="make_problem is in taccl.problem.making now"):
         from taccl.problem import make_problem
     assert Chunk.__module__ == "taccl.problem.chunks"
     assert allgather is taccl.collectives.allgather
+    assert node_data_bounds.__module__ == "taccl.analysis.certificates.throughput"
     assert make_problem is taccl.make_problem
     with pytest.raises(ImportError, match="no_such_name"):
         from taccl.problem import no_such_name  # noqa: F401
+
+
+def test_former_names_of_modules_lead_to_present_ones():
+    """A former name has no file of its own, and stands for a module that has one."""
+    package = Path(taccl.__file__).parent
+    for former, present in moved._MOVED.items():
+        own, file = (package.parent.joinpath(*name.split(".")).with_suffix(".py") for name in (former, present))
+        assert not own.exists() and file.exists(), former

@@ -12,6 +12,7 @@ from typing import Any
 _MOVED = {
     "taccl.aggregation.layers": "taccl.aggregation.shards",
     "taccl.aggregation.serving": "taccl.aggregation.shards",
+    "taccl.analysis.certificates.node_data": "taccl.analysis.certificates.throughput",
     "taccl.clauses": "taccl.problem.clauses",
     "taccl.collective": "taccl.problem.collective",
     "taccl.collectives": "taccl.problem.collectives",
@@ -20,7 +21,6 @@ _MOVED = {
     "taccl.formats.published.collective": "taccl.formats.published.fields",
     "taccl.formats.published.topology": "taccl.formats.published.fields",
     "taccl.formats.runtimes": "taccl.program.runtimes",
-    "taccl.measure.mismatch": "taccl.measure.machine",
     "taccl.measure.ranges": "taccl.measure.estimate",
     "taccl.placement.tuner": "taccl.placement.files",
     "taccl.plot.layout": "taccl.plot.topology",
