@@ -45,6 +45,21 @@ def test_chunks_arrive_one_after_another_on_both_paths(number, finish_us):
     assert lower_bound(two_ways(number)).bound == finish_us
 
 
+def test_links_too_slow_to_cross_count_in_the_check():
+    """A link over which no send ends before the bound counts for the port that it holds, also in the check.
+
+    Three parallel links of 3, 2 and 4 us hold one port at the end of a send, for 2, 1 and 2 us. Three chunks
+    arrive over the second link, after 2, 3 and 4 us.
+    """
+    builder = TopologyBuilder("parallel links", [0, 0])
+    port = builder.add_resource("port")
+    for name, alpha, beta, overhead in (("a", 1, 2, 1), ("b", 1, 1, 0), ("c", 2, 2, 0)):
+        link = builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead, name=name)
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=beta, side="receive")
+    (bound,) = claims(problem_of(builder.build(), custom(2, [([0], [1])] * 3)))
+    assert bound.bound == 4 and bound.check() and not raised(bound).check()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(["scatter", "gather"]))
 def test_chunks_that_wait_for_a_port_gain_nothing_by_a_detour(name):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.certificates.certificate import Claim, Witness
-from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import passages_of
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, Gates, Ints, first_tick, gates_of
 from taccl.problem.problem import Problem
@@ -109,7 +109,9 @@ def _best(
 
         if gates.hold.all() and not all_cross(best):
             best = first_tick(all_cross, after=best)
-            joins_at = np.minimum(since, best).tolist()
+            # Capped above all times that decide which links can cross.
+            last = max(best, int(since[since < FOREVER].max()) + int(took.max()) + 1)
+            joins_at = np.minimum(since, last).tolist()
     return best, joins_at
 
 
@@ -161,8 +163,7 @@ def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
     if facts.sums or not facts.spreads_alike:
         return False
     last, since = math.ceil(ticks) - 1, list(cut.joins_at)
-    since[cut.target] = last + 1
-    until = [min(last, tick - 1) for tick in since]
+    since[cut.target] = NEVER
     some = [
         c
         for c, others in facts.outside(frozenset((cut.target,)))
@@ -172,10 +173,10 @@ def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
     release = {
         e: since[facts.src[e]]
         for e in links
-        if since[facts.src[e]] + facts.took(e, facts.units[0]) <= until[facts.dst[e]]
+        if since[facts.src[e]] + facts.took(e, facts.units[0]) < since[facts.dst[e]]
     }
     gates = [
-        (gate, until[r])
+        (gate, min(last, since[r] - 1))
         for r, each in passages_of(facts, release, facts.dst, release).items()
         for gate in each
     ]
