@@ -296,6 +296,33 @@ def test_baselines_of_an_equal_problem_are_not_made_again(monkeypatch):
     assert competing.obeying("ring", other).problem is other
 
 
+@pytest.mark.parametrize(
+    ("clauses", "is_taken"), [({}, True), ({"links_allowed": frozenset(range(1, 16))}, False)]
+)
+def test_baselines_built_before_replace_slower_schedules(clauses, is_taken):
+    """The fastest baseline built before a search replaces a slower schedule, unless the sketch forbids it."""
+    problem = problem_of("allgather", num_ranks=8).with_clauses(**clauses)
+    made = {
+        name: BASELINES[name](problem_of("allgather", num_ranks=8), cut=False) for name in ("ring", "tree")
+    }
+    competing.made_of(problem).update({name: each.under(problem) for name, each in made.items()})
+    assert made["ring"].finish < made["tree"].finish
+    search = Search(problem, Options(), NEVER, best=made["tree"])
+    competing.offer_made(search)
+    assert (search.best.finish == made["ring"].finish) == is_taken
+
+
+def test_a_balanced_schedule_that_takes_too_long_is_skipped(monkeypatch):
+    """If the balanced schedule takes longer than the time left, a stage says so, and none is built."""
+    monkeypatch.setattr(competing, "_balanced_s", lambda *_: 100.0)
+    monkeypatch.setattr(competing, "search_balanced", None)
+    search = Search(problem_of(), Options(), Deadline.after(60))
+    competing.offer_balanced(search)
+    (stage,) = search.stages
+    assert (stage.name, stage.status) == ("dimensions", "skipped")
+    assert stage.message.startswith("takes about 100 s")
+
+
 @pytest.mark.slow
 def test_the_time_before_the_search_has_rows_of_its_own():
     """Baselines and the choice of chunks are stages of their own, so stages add up to the total time."""
