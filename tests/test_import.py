@@ -168,5 +168,7 @@ def test_former_names_of_modules_lead_to_present_ones():
     """A former name has no file of its own, and stands for a module that has one."""
     package = Path(taccl.__file__).parent
     for former, present in moved._MOVED.items():
-        own, file = (package.parent.joinpath(*name.split(".")).with_suffix(".py") for name in (former, present))
+        own, file = (
+            package.parent.joinpath(*name.split(".")).with_suffix(".py") for name in (former, present)
+        )
         assert not own.exists() and file.exists(), former

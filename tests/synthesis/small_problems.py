@@ -11,13 +11,14 @@ from taccl.problem.chunks import Chunk, Derivation, ProcessGroup
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
-from taccl.sketch.reachability import check_reachable
+from taccl.sketch.reachability import check_possible, check_reachable
 from taccl.topology.builder import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taccl.problem.problem import Problem
+    from taccl.topology.links import AlphaMeaning, Side
     from taccl.topology.topology import Topology
 
 MB = 10**6
@@ -264,6 +265,60 @@ def random_group_problem(seed: int) -> Problem:
         except InputError:
             continue
         return problem
+
+
+def random_hold_problem(seed: int) -> Problem:
+    """A random problem of 2 to 4 ranks whose sends hold shared resources in unlike ways.
+
+    Each hold has costs and a side of its own, at most those of its link. Links may be parallel, without alpha,
+    or busy for a part of it. Collectives are named, or have random origins and destinations.
+    """
+    rng = random.Random(f"holds {seed}")
+    while True:
+        num_ranks = rng.choice((2, 3, 3, 3, 4))
+        topology = _random_holds(rng, num_ranks)
+        everyone, combining = range(num_ranks), rng.random() < 0.5
+        name = rng.choice(("allgather", "allreduce", "allreduce", "reduce-scatter", "alltoall", "gather"))
+        collective = collectives.make(name, num_ranks)
+        if rng.random() < 0.5:
+            ways = []
+            for _ in range(rng.choice((1, 2, 3))):
+                count = rng.randint(1, num_ranks) if combining else rng.choice((1, 1, 2))
+                ends = rng.sample(everyone, rng.randint(1, num_ranks))
+                ways.append((sorted(rng.sample(everyone, count)), sorted(ends)))
+            collective = custom(num_ranks, ways, combining=combining)
+        clauses = _random_clauses(rng, topology, collective) if rng.random() < 0.3 else {}
+        sizes = [rng.choice((1, 2)) * MB for _ in collective.chunks] if rng.random() < 0.2 else MB
+        try:
+            problem = problem_of(topology, collective, chunk_bytes=sizes, **clauses)
+            check_possible(problem)
+        except InputError:
+            continue
+        if not collective.is_met:
+            return problem
+
+
+def _random_holds(rng: random.Random, num_ranks: int) -> Topology:
+    nodes = rng.choice(([0] * num_ranks, [int(2 * r >= num_ranks) for r in range(num_ranks)]))
+    meaning: AlphaMeaning = rng.choice(("occupies", "pipelined"))
+    builder = TopologyBuilder("random holds", nodes, alpha_meaning=meaning)
+    others = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
+    pairs = [(r, (r + 1) % num_ranks) for r in range(num_ranks)] + rng.choices(others, k=rng.randrange(5))
+    shared = [builder.add_resource(f"shared {i}") for i in range(rng.choice((0, 1, 1, 2, 3)))]
+    alphas, betas = rng.choice(((0, 1, 2, 3), (0, 0, 1), (2, 3), (4,))), rng.choice(((1,), (1, 2), (1, 2, 3)))
+    for i, (src, dst) in enumerate(others if rng.random() < 0.25 else pairs):
+        alpha, beta = rng.choice(alphas), rng.choice(betas)
+        overhead = rng.choice((None, 0, rng.randint(0, alpha)))
+        link = builder.add_link(
+            src, dst, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead, name=f"{i}"
+        )
+        for resource in shared if rng.random() < 0.8 else ():
+            part = rng.randint(0, alpha), rng.randint(0, beta)
+            held = rng.choice(((alpha, beta), (0, beta), part))
+            side: Side = rng.choice(("send", "receive"))
+            if any(held):
+                builder.add_hold(link, resource, alpha_us=held[0], beta_us_per_mb=held[1], side=side)
+    return builder.build()
 
 
 def random_sum_problem(seed: int) -> Problem:
