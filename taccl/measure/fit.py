@@ -41,7 +41,7 @@ from taccl.measure.machine import (
 from taccl.measure.mismatch import mismatches, wrong_ranks
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of
 from taccl.measure.predict import costs_of
-from taccl.measure.series import POINT_TO_POINT, Log, Series, joined
+from taccl.measure.series import POINT_TO_POINT, Log, Series, differing_logs, joined
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def fit(
     p90 = float(np.percentile(errors, 90))
     poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes fit badly; see their table"
     notes = (
+        *differing_logs(series, [log.path for log in read for _ in log.series]),
         *slowed,
         *mismatches(read, kept, machine, rates),
         *guesses,

@@ -12,7 +12,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median
 
 from taccl._internal.file_kinds import LOGS, kinds_in, unquoted
 from taccl._internal.names import first_of, shown
@@ -26,16 +25,7 @@ from taccl.measure.log_runs import CPU_TIME, DEVICE, LogRun, runs_in
 from taccl.measure.rows import plain
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_run
-from taccl.measure.series import (
-    BETWEEN,
-    BETWEEN_RUNS,
-    COMPARED_BYTES,
-    RUNS_DIFFER,
-    WRONG,
-    Log,
-    Series,
-    alike_joined,
-)
+from taccl.measure.series import COMPARED_BYTES, WRONG, Log, Series, alike_joined, differing
 
 _MAX_FILE_BYTES = 64 * 10**6  #: Logs of NCCL_DEBUG have a line for each channel of each rank.
 #: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Atomic groups match at one place of a line
@@ -220,17 +210,8 @@ def _merged(runs: Iterable[LogRun], series: Iterable[Series]) -> Iterable[str]:
         for run in some:
             for size, time_us in {row.size_bytes: row.time_us for row in run.rows}.items():
                 times[size].append(time_us)
-        common = max((size for size, each in times.items() if len(each) > 1), default=0)
-        if common:
+        if any(len(each) > 1 for each in times.values()):
             types = sorted({row.dtype for run in some for row in run.rows} - {""})
             of_types = f" (types {', '.join(types)})" if len(types) > 1 else ""
             said = f"{len(some)} runs of {title}{of_types}"
-            ratio = max(times[common]) / min(times[common])
-            if ratio >= RUNS_DIFFER and common >= COMPARED_BYTES:
-                middle = median(times[common])
-                is_between = all(max(each, middle) > BETWEEN * min(each, middle) for each in times[common])
-                uses = BETWEEN_RUNS if is_between else "a fit uses the median of a size"
-                said += f" differ by {ratio:.3g} times at {format_size(common)}; {uses}"
-            else:
-                said += " are merged: a time is the median of its size"
-            yield said
+            yield f"{said} {differing(times) or 'are merged: a time is the median of its size'}"

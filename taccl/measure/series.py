@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from taccl._internal.units import format_count
+from taccl._internal.units import format_count, format_size
 from taccl.measure.debug_lines import DebugFacts
 from taccl.problem.collective import busbw_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: Value of `Series.collective` for messages from one rank to another. If a log states only their bandwidth,
 #: `Series.streams` is set as well.
@@ -122,6 +122,35 @@ def alike_joined(series: Iterable[Series]) -> Iterable[Series]:
         yield from map(_merged, sorted(groups, key=lambda group: some.index(group[0])))
 
 
+def differing(times_us: Mapping[int, Sequence[float]]) -> str:
+    """Clause on runs whose times of large messages differ, and on what a fit then uses; empty if they agree.
+
+    - `times_us`: {size in bytes: times of the runs that measured it}.
+    """
+    size = max((size for size, times in times_us.items() if len(times) > 1), default=0)
+    if size < COMPARED_BYTES:
+        return ""
+    times, middle = times_us[size], median(times_us[size])
+    ratio = max(times) / min(times)
+    if ratio < RUNS_DIFFER:
+        return ""
+    is_between = all(max(each, middle) > BETWEEN * min(each, middle) for each in times)
+    uses = BETWEEN_RUNS if is_between else "a fit uses the median of a size"
+    return f"differ by {ratio:.3g} times at {format_size(size)}; {uses}"
+
+
+def differing_logs(series: Sequence[Series], paths: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each kind of runs that differ between logs; those within a log have a note already.
+
+    - `paths`: Log of each series.
+    """
+    path_of = {id(each): path for each, path in zip(series, paths, strict=True)}
+    for some in _kinds(series):
+        logs = list(dict.fromkeys(path_of[id(each)] for each in some))
+        if len(logs) > 1 and (clause := differing(_times_us(some))):
+            yield f"{', '.join(logs)}: runs of {some[0].title} {clause}"
+
+
 def _kinds(series: Iterable[Series]) -> Iterable[list[Series]]:
     """Runs of the same collective, ranks and nodes."""
     kinds: dict[Series, list[Series]] = defaultdict(list)
@@ -132,12 +161,18 @@ def _kinds(series: Iterable[Series]) -> Iterable[list[Series]]:
 
 def _merged(some: Sequence[Series]) -> Series:
     """One series of several runs, with the median time of each size."""
-    times: dict[int, list[float]] = defaultdict(list)
-    for each in some:
-        for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
-            times[size].append(time_us)
+    times = _times_us(some)
     medians = tuple(median(times[size]) for size in sorted(times))
     largest = max(times)
     others = [each.other_us for each in some if each.size_bytes[-1] == largest and each.other_us]
     other_us = median(others) if others else 0.0
     return replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians, other_us=other_us)
+
+
+def _times_us(some: Sequence[Series]) -> dict[int, list[float]]:
+    """{size in bytes: times of the runs that measured it}."""
+    times: dict[int, list[float]] = defaultdict(list)
+    for each in some:
+        for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
+            times[size].append(time_us)
+    return times

@@ -376,3 +376,25 @@ def test_a_profile_between_two_runs_is_refused(line_fit):
     between = replace(line_fit, notes=(f"a.log: 2 runs differ by 20 times; {BETWEEN_RUNS}",))
     with pytest.raises(InputError, match="describes none of them: keep the log of one"):
         between.to_toml()
+
+
+@pytest.mark.slow
+def test_logs_whose_bandwidths_differ_are_refused(tmp_path):
+    """Two logs of one collective are refused as two runs in one log are: their median describes neither."""
+    gpus = "".join(
+        f"#  Rank {i} Group 0 Pid {i} on n0 device {i} [0x1] NVIDIA H100 80GB HBM3\n" for i in range(8)
+    )
+    paths = []
+    for name, gb_per_s in (("fast", 270), ("slow", 20)):
+        paths.append(tmp_path / f"{name}.log")
+        rows = "".join(
+            f" {2**k} {2**k // 4} float sum -1 {2**k / gb_per_s / 1e3:.1f} {gb_per_s} {1.75 * gb_per_s} 0\n"
+            for k in (26, 28)
+        )
+        paths[-1].write_text(f"# all_reduce_perf\n{gpus}{rows}")
+    found = taccl.fit([str(path) for path in paths], "dgx-h100")
+    assert found.notes[0].startswith(
+        f"{paths[0]}, {paths[1]}: runs of allreduce on 8 ranks in 1 node differ by 13.5 "
+    )
+    with pytest.raises(InputError, match="describes none of them: keep the log of one"):
+        found.to_toml()
