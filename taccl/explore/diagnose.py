@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -44,15 +45,16 @@ _ADDED = 1.2
 
 @checked
 def diagnose(
-    logs: Sequence[str], topology: Topology | str | None = None, *, nodes: Count | None = None,
-    profile: str | None = None, collective: str | None = None, in_place: bool = False,
-    ranks: Sequence[int] | None = None, without_ranks: Sequence[int] = (), budget_s: Duration = 20.0,
+    logs: Sequence[str | os.PathLike[str]], topology: Topology | str | None = None, *,
+    nodes: Count | None = None, profile: str | None = None, collective: str | None = None,
+    in_place: bool = False, ranks: Sequence[int] | None = None, without_ranks: Sequence[int] = (),
+    budget_s: Duration = 20.0,
 ) -> Diagnosis:  # fmt: skip
     """Judge measured bandwidths and latencies: limits, likely causes of slow sizes, and better schedules.
 
     Parameters
     ----------
-    logs : sequence of str
+    logs : sequence of str or path
         Paths of logs of one machine, as `taccl.fit` reads them. Logs of perftest (`ib_write_bw`), one for
         each NIC, tell slow NICs from unused ones.
     topology : Topology or str, optional
@@ -91,7 +93,12 @@ def diagnose(
 
 
 def _diagnosis(
-    logs: Sequence[str], machine: Machine, collective: str | None, budget_s: float, *, in_place: bool
+    logs: Sequence[str | os.PathLike[str]],
+    machine: Machine,
+    collective: str | None,
+    budget_s: float,
+    *,
+    in_place: bool,
 ) -> Diagnosis:
     """Diagnose the logs of one machine: a verdict for each collective and number of ranks."""
     read = read_logs(logs, collective=collective, in_place=in_place)

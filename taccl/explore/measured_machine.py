@@ -68,7 +68,9 @@ class Machine(NamedTuple):
     without_ranks: Collection[int] = ()
 
 
-def read_logs(paths: Sequence[str], *, collective: str | None, in_place: bool) -> list[Log]:
+def read_logs(
+    paths: Sequence[str | os.PathLike[str]], *, collective: str | None, in_place: bool
+) -> list[Log]:
     """Read the logs of one GPU machine.
 
     Raises

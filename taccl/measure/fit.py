@@ -62,7 +62,7 @@ MOST_OF_LINK = 1.1
 
 @checked
 def fit(
-    logs: Sequence[str], topology: Topology | str, *, nodes: Count | None = None,
+    logs: Sequence[str | os.PathLike[str]], topology: Topology | str, *, nodes: Count | None = None,
     collective: str | None = None, in_place: bool = False, ranks: Sequence[int] | None = None,
     without_ranks: Sequence[int] = (), seed: Natural = 0,
 ) -> Fit:  # fmt: skip
@@ -70,7 +70,7 @@ def fit(
 
     Parameters
     ----------
-    logs : sequence of str
+    logs : sequence of str or path
         Paths of logs of nccl-tests, rccl-tests, perftest, OSU micro-benchmarks, or ``taccl run --json``, all
         measured on one machine.
     topology : Topology or str

@@ -1140,3 +1140,10 @@ def test_a_slow_first_size_does_not_count_as_latency(log):
     found = judged(log("# all_reduce_perf\n" + gpus + rows))
     assert found.small_us == pytest.approx(usual, rel=0.01)
     assert "small messages: cause" not in found.verdict
+
+
+def test_logs_may_be_given_as_path_objects(tmp_path):
+    """A path object is opened as its text would be, by `diagnose` and `fit`."""
+    for judge in (taccl.diagnose, taccl.fit):
+        with pytest.raises(FormatError, match="there is no such file"):
+            judge([tmp_path / "none.log"], "dgx-h100")

@@ -392,7 +392,7 @@ def test_logs_whose_bandwidths_differ_are_refused(tmp_path):
             for k in (26, 28)
         )
         paths[-1].write_text(f"# all_reduce_perf\n{gpus}{rows}")
-    found = taccl.fit([str(path) for path in paths], "dgx-h100")
+    found = taccl.fit(paths, "dgx-h100")
     assert found.notes[0].startswith(
         f"{paths[0]}, {paths[1]}: runs of allreduce on 8 ranks in 1 node differ by 13.5 "
     )
