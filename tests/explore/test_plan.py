@@ -441,9 +441,9 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
 
 def test_a_plan_without_time_for_programs_has_schedules_alone(tmp_path, monkeypatch):
     """If even the smallest program takes too long by estimate, the plan says so, and has its schedules."""
-    monkeypatch.setattr(plan_search, "_LOWER_S", 10.0)
+    monkeypatch.setattr(plan_search, "_LOWER_S", 1e4)
     monkeypatch.setattr(plan_search, "runnable", None)
-    plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=0.5)
+    plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=100)
     note = "no program, as that of 12 sends takes about [0-9]+ s: give more time, or use `taccl convert`"
     assert any(re.match(note, each) for each in plan.notes)
     assert [(each.program, each.scratch_bytes) for each in plan.ranges] == [(None, None)]

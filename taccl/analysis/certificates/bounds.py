@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Literal
 
+from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates.borders import counted, counting, single_machine
@@ -148,6 +149,7 @@ def lower_bound(
         that adds them up. The error names the rank, the chunk and the clause. Also if `in_network` is
         ``"only"`` and no switch adds.
     """
+    require_address_space()
     if in_network == "only":
         check_switches_add(problem.topology)
     if problem.release_us or problem.due_us:
