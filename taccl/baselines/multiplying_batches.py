@@ -6,7 +6,7 @@ first, so that ports are used early. The chunks of a node may also cross in seve
 gathered before they cross: they use links between nodes while ports inside nodes are the bottleneck.
 
 Local search over the batches, their order and their steps inside nodes minimises the estimated finish. It
-uses the estimates of mixed plans (`taccl.baselines.multiplying_mixes`).
+uses the estimates of mixed plans (`taccl.baselines.multiplying_mix_times`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING
 
-from taccl.baselines.multiplying_mixes import MOST_RESOURCES, MixTimes
+from taccl.baselines.multiplying_mix_times import MOST_RESOURCES, MixTimes
 from taccl.baselines.multiplying_plans import BY_NODE, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taccl.baselines.multiplying_mixes import Mix, TimedPart
+    from taccl.baselines.multiplying_mix_times import Mix, TimedPart
     from taccl.baselines.multiplying_plans import Digit
     from taccl.baselines.multiplying_times import StepTimes
 

@@ -12,7 +12,8 @@ from taccl import collectives
 from taccl._internal.deadline import Deadline
 from taccl.baselines import multiplying, multiplying_mixes, one_shot, recursive, spread
 from taccl.baselines.multiplying import Estimated, mixed_schedule
-from taccl.baselines.multiplying_mixes import MixTimes, best_mixes, soonest_mix, to_mix
+from taccl.baselines.multiplying_mix_times import MixTimes
+from taccl.baselines.multiplying_mixes import best_mixes, soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_mixable, all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError

@@ -277,10 +277,10 @@ class _Program:
             self._add(kind, send, used)
 
     def _values(self, found: Floats) -> tuple[Floats, Floats]:
-        """Prices of a solution at each step: (total price of link time so far, price of data at each place).
+        """Total price of link time up to each step, and price of data at each place and step.
 
-        A place that data cannot reach by some step is as dear as the farthest one at the end, and one from
-        which the farthest one cannot be reached any more is free.
+        If data cannot reach a place by some step, it has the price of the farthest place at the end. If the
+        farthest place cannot be reached from it any more, its price is 0.
         """
         num_kinds, num_places, size = self.shape
         columns, weights = self._at(0, np.arange(self.steps + 1))

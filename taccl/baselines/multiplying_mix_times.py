@@ -1,0 +1,227 @@
+"""Estimated times of mixed plans of recursive multiplying, by the steps of their parts.
+
+A part waits for the resources that the parts before it hold. Estimates use the steps of `StepTimes`, and are
+exact on machines of equal nodes and ports.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import chain
+from operator import add
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.baselines.multiplying_times import held_after, share_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taccl.baselines.moves import Ints
+    from taccl.baselines.multiplying_plans import Digit, PlanPart
+    from taccl.baselines.multiplying_times import StepTimes
+
+    #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
+    Step = tuple[float, list[tuple[int, float]]]
+
+#: Max number of resources with different loads for which mixed plans are searched: on irregular machines,
+#: estimates would take too long.
+MOST_RESOURCES = 64
+#: Ratio by which a lower bound must exceed a limit to end a simulation, as sums of times are rounded.
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedPart:
+    """Part of a mixed plan, with its estimated times.
+
+    - `size`: Number of its chunks.
+    - `steps`: (ticks of the step, its holds, ticks from its start to the end of the part) of each step.
+    - `loads`: For each resource, the ticks for which the part holds it.
+    - `heads`, `tails`: For each resource, the ticks before its first use, and after its last use. Both are
+      the total ticks of the part if it does not use the resource.
+    """
+
+    part: PlanPart
+    size: int
+    steps: list[tuple[float, list[tuple[int, float]], float]]
+    loads: list[float]
+    heads: list[float]
+    tails: list[float]
+
+    @classmethod
+    def of(cls, part: PlanPart, size: int, steps: Sequence[Step], num_resources: int) -> TimedPart:
+        """Part of a mixed plan, with its times computed from its steps."""
+        total = left = sum(ticks for ticks, _ in steps)
+        loads, heads, tails = [0.0] * num_resources, [total] * num_resources, [total] * num_resources
+        rows = []
+        for ticks, holds in steps:
+            for place, busy in holds:
+                loads[place] += busy
+                heads[place], tails[place] = min(heads[place], total - left), left - busy
+            rows.append((ticks, holds, left))
+            left -= ticks
+        return cls(part, size, rows, loads, heads, tails)
+
+
+#: Mixed plan: parts of the chunks in order of priority.
+Mix = list[TimedPart]
+
+
+class MixTimes:
+    """Estimator of the finish of mixed plans; it considers only resources that can cause delays.
+
+    - `parts`: Plans that parts may have.
+    - `spreads`: True if chunks are only gathered, without sums.
+    - `resources`: Indices of these resources. A resource is left out if another one is held at least as long
+      in every step; of several resources with equal loads, one is listed.
+    """
+
+    def __init__(self, times: StepTimes, parts: Sequence[PlanPart], *, spreads: bool = False) -> None:
+        self._times, self.parts, self._spreads = times, parts, spreads
+        digits = dict.fromkeys(
+            (digit, verb != "scatter")
+            for part in parts
+            for verb, digit in part.steps(spreads=spreads)
+            if _fits(times, digit)
+        )
+        self.resources = _limiting_resources(times, digits)
+        #: Place of each resource of the topology in `resources`, -1 if it has none.
+        self._place = np.full(len(times.problem.topology.resources), -1)
+        self._place[self.resources] = np.arange(len(self.resources))
+        self._parts: dict[tuple[PlanPart, int], TimedPart] = {}
+        self._known: dict[tuple[int, Digit, bool], Step] = {}
+        #: {mixed plan: (finish in ticks, or inf if later than a limit; this limit)}.
+        self._finishes: dict[tuple[TimedPart, ...], tuple[float, float]] = {}
+
+    def soonest(self, mixes: Iterable[Mix], most: float = math.inf) -> tuple[float, Mix]:
+        """Mixed plan with the least estimated finish, as (ticks, plan); (inf, []) if all exceed `most`."""
+        best, found = math.inf, []
+        for mix in mixes:
+            ticks = self.finish(mix, min(best, most))
+            if ticks < best:
+                best, found = ticks, mix
+        return best, found
+
+    def finish(self, mix: Mix, most: float = math.inf) -> float:
+        """Estimated finish of a mixed plan in ticks; infinite beyond `most`.
+
+        Steps of different parts are ordered as in `StepTimes.timeline`.
+        """
+        key = tuple(mix)
+        finish, known_to = self._finishes.get(key, (math.inf, -math.inf))
+        if finish == math.inf and most > known_to:
+            finish = self._simulated(mix, most)
+            self._finishes[key] = finish, most
+        return finish if finish <= most else math.inf
+
+    def _simulated(self, mix: Mix, most: float) -> float:
+        """Estimated finish as in `finish`, by a simulation that ends once a lower bound exceeds `most`.
+
+        Before and after each step, that bound is, over all resources: the load that is left, behind the time
+        at which the resource is free, and the shortest tail.
+        """
+        left_loads: list[float] = list(map(sum, zip(*[each.loads for each in mix], strict=True)))
+        firsts = map(min, zip(*[each.heads for each in mix], strict=True))
+        tails = list(map(min, zip(*[each.tails for each in mix], strict=True)))
+        if max(map(add, map(add, left_loads, firsts), tails), default=0.0) > most:
+            return math.inf
+        above = most * _ROUNDING
+        free = [0.0] * len(self.resources)
+        steps = [iter(each.steps) for each in mix]
+        # Next step of each part: (earliest start, ticks, holds, ticks from its start to the part's end).
+        heads = [(0.0, *next(each)) for each in steps]
+        finish = 0.0
+        while heads:
+            since, first = math.inf, -1
+            for k, (start, _, holds, _) in enumerate(heads):
+                for place, _ in holds:
+                    if free[place] > start:
+                        start = free[place]
+                if start < since:
+                    since, first = start, k
+            if first < 0:
+                return math.inf
+            _, ticks, holds, left = heads[first]
+            if since + left > most:
+                return math.inf
+            for place, busy in holds:
+                free[place] = since + busy
+                left_loads[place] -= busy
+                if free[place] + left_loads[place] + tails[place] > above:
+                    return math.inf
+            ready = since + ticks
+            step = next(steps[first], None)
+            if step is not None:
+                heads[first] = ready, *step
+            else:
+                finish = max(finish, ready)
+                del heads[first], steps[first]
+        return finish
+
+    def not_worse(self, parts: Sequence[PlanPart], size: int) -> list[PlanPart]:
+        """Parts that no other part dominates in all `_traits`; of several equal parts, the first one."""
+        rows = np.array([self._traits(part, size) for part in parts]).reshape(len(parts), -1)
+        kept: list[int] = []
+        for number in np.argsort(rows.sum(axis=1), kind="stable").tolist():
+            if not any((rows[other] <= rows[number]).all() for other in kept):
+                kept.append(number)
+        return [parts[number] for number in kept]
+
+    def _traits(self, part: PlanPart, size: int) -> list[float]:
+        """Criteria to compare parts: ticks of the part alone, then load, head and tail of each resource."""
+        timed = self.timed(part, size)
+        uses = zip(timed.loads, timed.heads, timed.tails, strict=True)
+        return [timed.steps[0][2], *chain.from_iterable(uses)]
+
+    def timed(self, part: PlanPart, size: int) -> TimedPart:
+        """Part of a mixed plan that has `size` chunks; the same object for the same arguments."""
+        key = part, size
+        if key not in self._parts:
+            held, steps = size, []
+            for head in part.steps(spreads=self._spreads):
+                steps.append(self._step(share_in(head, held), head[1], head[0] != "scatter"))
+                held = held_after(head, held)
+            self._parts[key] = TimedPart.of(part, size, steps, len(self.resources))
+        return self._parts[key]
+
+    def _step(self, count: int, digit: Digit, is_same: bool) -> Step:
+        key = count, digit, is_same
+        if key not in self._known:
+            if _fits(self._times, digit):
+                ticks, busy, used = self._times.step(*key)
+                place = self._place[used]
+                kept = np.flatnonzero(place >= 0)
+                self._known[key] = ticks, list(zip(place[kept].tolist(), busy[kept].tolist(), strict=True))
+            else:
+                self._known[key] = math.inf, []
+        return self._known[key]
+
+
+def _fits(times: StepTimes, digit: Digit) -> bool:
+    """True if an exchange among ranks that differ in `digit` has at most `MOST_SENDS` sends."""
+    return bool(times.hops(digit))
+
+
+def _limiting_resources(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) -> Ints:
+    """Indices of resources that can limit a plan, without those dominated by another resource.
+
+    A resource dominates another if it is held at least as long in every step.
+    """
+    loads = []
+    for digit, is_same in digits:
+        used, _, alphas, betas = times.loads(digit, is_same)
+        each = np.zeros((3, len(times.problem.topology.resources)), np.int64)
+        each[:2, used], each[2, used] = alphas, betas
+        loads.append(each)
+    rows = np.concatenate(loads or [np.zeros((1, 0), np.int64)]).T
+    distinct = list({row.tobytes(): number for number, row in enumerate(rows)}.values())
+    kept: list[int] = []
+    for number in sorted(distinct, key=lambda number: -int(rows[number].sum())):
+        if rows[number].any() and not any((rows[number] <= rows[other]).all() for other in kept):
+            kept.append(number)
+        if len(kept) > MOST_RESOURCES:
+            break
+    return np.array(kept, np.int64)
