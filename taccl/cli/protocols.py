@@ -33,10 +33,11 @@ _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: `_BOUND_S`: expected CPU seconds for the fixed part of a bound under one protocol.
 #: `_BOUND_S_PER_LINK`: expected CPU seconds per link of a bound.
 #: `_ESTIMATE_S`: expected CPU seconds for the fixed part of an estimate under one protocol.
-#: `_ESTIMATE_S_PER_LINK`: expected CPU seconds per link of an estimate.
+#: `_ESTIMATE_S_PER_LINK`, `_ESTIMATE_S_PER_ARRIVAL`: expected CPU seconds of an estimate per link, and per
+#: arrival of a chunk; half of it is the topology under the protocol.
 #: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
 _BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
-_ESTIMATE_S, _ESTIMATE_S_PER_LINK = 0.005, 4.5e-6
+_ESTIMATE_S, _ESTIMATE_S_PER_LINK, _ESTIMATE_S_PER_ARRIVAL = 0.005, 7e-6, 1e-6
 #: `_PROTOCOL_SHARE`: max share of a verb's remaining time for comparing protocols by baselines and bounds.
 #: `_ESTIMATE_SHARE`: max share of a verb's remaining time for comparing protocols by estimates.
 #: `_ESTIMATE_SHARE` is larger, as another protocol can be ten times as fast for small messages.
@@ -145,8 +146,10 @@ class _Ratings:
     def _by_estimates(self) -> None:
         """Rate those protocols for which there is time by an estimated finish, the topology's own first."""
         own = self._topology.protocol
-        estimate_s = busy_factor() * (_ESTIMATE_S + len(self._topology.links) * _ESTIMATE_S_PER_LINK)
-        if not self._is_regular or 2 * estimate_s > self._last.left_s:
+        arrivals = self.problem.collective.destination_sets.sizes.sum()
+        estimate_s = _ESTIMATE_S + len(self._topology.links) * _ESTIMATE_S_PER_LINK
+        estimate_s += arrivals * _ESTIMATE_S_PER_ARRIVAL
+        if not self._is_regular or 2 * busy_factor() * estimate_s > self._last.left_s:
             return
         from taccl.baselines.multiplying import estimated_us
 

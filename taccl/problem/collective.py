@@ -118,7 +118,8 @@ class Collective:
     def _read_chunks(self) -> None:
         """Convert ranks of chunks to Python integers in tuples, unless they already are."""
         some = distinct(self.chunks)
-        ends = {id(ranks): ranks for c in some for ranks in (c.origins, c.destinations)}.values()
+        both = [c.origins for c in some] + [c.destinations for c in some]
+        ends = dict(zip(map(id, both), both, strict=True)).values()
         plain = set(map(type, ends)) <= {tuple} and set(map(type, chain.from_iterable(ends))) <= {int}
         if plain and {type(chunk.root) for chunk in some} <= {int, type(None)}:
             return

@@ -151,8 +151,8 @@ def alltoall(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Colle
     pieces = chunks_per_rank or 1
     everyone = all_ranks("alltoall", num_ranks, num_ranks**2 * pieces)
     alone = [(rank,) for rank in everyone]
-    pairs = (Chunk(s, d) for s in alone for d in alone)
-    chunks = tuple(chain.from_iterable(repeat(pair, pieces) for pair in pairs))
+    pairs = map(Chunk, *zip(*product(alone, repeat=2), strict=True))
+    chunks = tuple(pairs if pieces == 1 else chain.from_iterable(map(repeat, pairs, repeat(pieces))))
     return _made("alltoall", num_ranks, chunks, chunks_per_rank)
 
 

@@ -16,6 +16,7 @@ from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates import bounds, cuts, first_arrivals, flows, scopes
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import kinds_of_bounds
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.scopes import prices
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
@@ -79,6 +80,19 @@ def every_claim(problem, **way):
                 limits=each.limits, witness=each.witness)
         for each in claims
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_latency_bound_without_time_sees_paths_between_nodes(nodes):
+    """Without time for all chunks, the few that are examined have different ends: some cross nodes.
+
+    So the bound is that of all chunks. No list of all chunks is made.
+    """
+    problem = make_problem(topologies.dgx_h100(nodes), "alltoall", size_bytes="1MB")
+    every = next(bounds.claims_of(problem, budget_s=60.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NeededSends, "_kinds", property(lambda _: pytest.fail("all chunks are listed")))
+        assert bounds.latency_bound(problem).bound * problem.costs.ticks_per_us == every.ticks
 
 
 @pytest.mark.parametrize("way", OPTIONS, ids=str)

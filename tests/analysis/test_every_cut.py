@@ -420,13 +420,13 @@ def test_a_search_that_time_ended_is_not_made_again(monkeypatch):
 def test_large_problems_have_the_bound_of_nodes():
     """Beyond the number of moves for other bounds, the bound over all chunkings is that of node cuts.
 
-    Two racks of 72 GPUs exchange half of all data over 72 NICs each; the latency is a tenth of that.
+    Two racks of 72 GPUs exchange half of all data over 72 NICs each, in 24 us; a chunk crosses in 17.5 us.
     """
     problem = taccl.make_problem(taccl.topologies.gb200_nvl72(2), "alltoall", size_bytes="1MB")
     assert problem.collective.num_chunks * len(problem.topology.links) > scopes._MOST_MOVES
     least = bounds.latency_bound(problem)
     every = bound_over_all_chunkings(least, budget_s=10.0)
-    assert every.bound > 5 * least.bound
+    assert every.bound > 1.3 * least.bound
     assert every.check()
     assert bound_over_all_chunkings(least, budget_s=1e6) is every  # final, so it is not computed again
 

@@ -27,7 +27,7 @@ from taccl.problem.problem import Problem
 
 #: Max ranks for which all chunks are examined for latency.
 _MOST_RANKS_TIMED = 2_048
-#: Approximate number of chunks that are examined for latency on large topologies, or if time is short.
+#: Number of chunks that are examined for latency on large topologies, or if time is short.
 _FEW_CHUNKS = 16
 
 
@@ -58,24 +58,24 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
     `time.monotonic`.
     """
     best = Claim(0, "nothing: every rank holds its data at the start", None)
-    # Largest chunks first, in case time runs out: they tend to have the longest paths.
-    distances, kinds = demand.distances, sorted(demand.example.items(), key=lambda kind: -kind[0][1])
+    distances, collective = demand.distances, demand.problem.collective
     is_large = demand.topology.num_ranks > _MOST_RANKS_TIMED
-    if is_large:
-        if not demand.single_ended or demand.sums_for_all or demand.problem.collective.derivations:
-            return best
-        kinds = kinds[:: max(1, len(kinds) // _FEW_CHUNKS)]
+    needs_all = demand.sums_for_all or collective.derivations or demand.problem.clauses.path_limit
+    if is_large and (needs_all or not demand.single_ended):
+        return best
+    is_short = is_large or time.monotonic() >= limit
     # Chunks with the same origins, links and size arrive everywhere at the same times.
     alike: dict[tuple[object, ...], list[float]] = {}
-    for place, ((data, whole, _, made), c) in enumerate(kinds):
+    for place, c in enumerate(_few_chunks(demand) if is_short else _different_chunks(demand)):
         if place > _FEW_CHUNKS and time.monotonic() >= limit:
             break
-        links, units = demand.carried(c), 0 if divisible else whole
-        key = (data.origins, links, units, made)
+        data, units = collective.chunks[c], 0 if divisible else int(demand.problem.costs.chunk_units[c])
+        starts = tuple(distances.origins(c).items()) if collective.derivations else data.origins
+        key = (starts, links := demand.carried(c), units)
         if key not in alike:
             if demand.sums_for_all:
                 arrival = distances.times(links, units)[list(data.origins)].max(axis=0)
-            elif is_large:
+            elif is_short and not needs_all:
                 arrival = distances.nearest(links, units, data.origins)
             else:
                 arrival = distances.heads(c, units=0 if divisible else None)
@@ -85,6 +85,23 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
             what = f"the shortest path of chunk {c} to rank {target}"
             best = Claim(int(alike[key][target]), what, Path(c, target))
     return best
+
+
+def _different_chunks(demand: NeededSends) -> list[int]:
+    """A chunk of each kind, the largest first: they tend to have the longest paths, and time may run out."""
+    units = demand.problem.costs.chunk_units
+    return sorted(demand.example.values(), key=lambda c: -int(units[c]))
+
+
+def _few_chunks(demand: NeededSends) -> list[int]:
+    """`_FEW_CHUNKS` chunks of all sizes, a largest one first, with different origins and destinations.
+
+    Multiples of the golden ratio choose them, as chunks at equal distances may all have one destination.
+    """
+    order = np.argsort(-demand.problem.costs.chunk_units, kind="stable")
+    share = np.arange(min(_FEW_CHUNKS, len(order))) * (math.sqrt(1.25) - 0.5) % 1
+    found: list[int] = order[(share * len(order)).astype(np.int64)].tolist()
+    return found
 
 
 def _arrival(facts: Facts, path: Path) -> int:

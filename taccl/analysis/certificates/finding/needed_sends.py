@@ -100,23 +100,38 @@ class NeededSends:
         self.topology = problem.topology
         self.distances = Distances(problem)
         self.sums_for_all = problem.collective.sums_up
-        count, has_relays = problem.collective.num_chunks, problem.clauses.relays is not None
-        holders = map(problem.holders, range(count)) if has_relays else repeat(None, count)
-        sizes = problem.costs.chunk_units.tolist()
-        kinds = list(map(ChunkKind, problem.collective.chunks, sizes, holders, repeat(None)))
-        for each in problem.collective.derivations:
-            made = tuple(self.distances.origins(each.chunk).items())
-            kinds[each.chunk] = kinds[each.chunk]._replace(made=made)
-        self.classes = Counter(kinds)
-        self.example: dict[ChunkKind, int] = {}
-        for c, kind in enumerate(kinds):
-            self.example.setdefault(kind, c)
         #: `allowed`: Usable links.
         #: `single_ended`: True if each of them joins one rank to one rank.
         self.allowed = frozenset(problem.links_allowed)
         self.single_ended = self.allowed.isdisjoint(wide_links(self.topology))
         self.cache: dict[Any, Any] = {}
         self._backwards: NeededSends | None = None
+
+    @cached_property
+    def _kinds(self) -> list[ChunkKind]:
+        """Kind of every chunk."""
+        problem, count = self.problem, self.problem.collective.num_chunks
+        holders = map(problem.holders, range(count)) if problem.clauses.relays is not None else repeat(None)
+        sizes = problem.costs.chunk_units.tolist()
+        kinds = list(map(ChunkKind, problem.collective.chunks, sizes, holders, repeat(None)))
+        for each in problem.collective.derivations:
+            made = tuple(self.distances.origins(each.chunk).items())
+            kinds[each.chunk] = kinds[each.chunk]._replace(made=made)
+        return kinds
+
+    @cached_property
+    def example(self) -> dict[ChunkKind, int]:
+        """{kind: first chunk of this kind}."""
+        found: dict[ChunkKind, int] = {}
+        for c, kind in enumerate(self._kinds):
+            found.setdefault(kind, c)
+        return found
+
+    @cached_property
+    def classes(self) -> Counter[ChunkKind]:
+        """{kind: number of its chunks}."""
+        all_differ = len(self.example) == len(self._kinds)  # then hashes are reused, half of the time
+        return Counter(dict.fromkeys(self.example, 1) if all_differ else self._kinds)
 
     @cached_property
     def _at_rank(self) -> dict[bool, list[list[ChunkKind]]]:
