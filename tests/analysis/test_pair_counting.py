@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 import pytest
@@ -11,9 +12,10 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.pair_counting import PairCounting, pair_counting_bounds
 from taccl.baselines import multiplying, one_shot
 from taccl.synthesis.synthesize import synthesize
+from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import certificates_of, is_unbeaten, raised
 from tests.fuzzing import cases, some
-from tests.synthesis.small_problems import custom, joined, problem_of, two_levels
+from tests.synthesis.small_problems import custom, joined, merged, problem_of, two_levels
 
 #: Certificates of the claims about ranks and about nodes.
 certificates = partial(certificates_of, pair_counting_bounds, in_network=False)
@@ -59,6 +61,27 @@ def test_copies_and_sums_for_one_rank_have_no_pairs():
     """Copies and sums for one rank yield no claim; such sums are bounded as copies in reversed time."""
     assert claims(problem_of(joined([0] * 3), collectives.allgather(3))) == []
     assert claims(problem_of(joined([0] * 3), collectives.reduce(3))) == []
+
+
+def test_a_resource_whose_sends_may_be_free_gives_no_claim():
+    """No claim is made about a rank that can receive any number of sends at once, as far as they are counted.
+
+    Sends into rank 0 share a port. One link holds it for 4 us, the other for 2 us per MB. If they merge, only
+    the least latency and the least time per MB are counted, which are 0 and 0.
+    """
+    builder = TopologyBuilder("unlike holds", [0] * 3)
+    port = builder.add_resource("port")
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    link = builder.add_link(2, 0, alpha_us=4, beta_us_per_mb=1)
+    builder.add_hold(link, port, alpha_us=4, beta_us_per_mb=0)
+    link = builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=2)
+    builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=2)
+    problem = merged(builder.build(), "allreduce", 2)
+    found = certificates(problem)
+    assert [min(each.witness.ranks) for each in found] == [1, 2]
+    assert all(each.bound > 0 and each.check() for each in found)
+    assert replace(found[0], bound=Fraction(0), witness=PairCounting(frozenset({0}))).check()
 
 
 def test_the_certificate_names_the_rank_that_limits():

@@ -75,7 +75,7 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
         for ranks in demand.different(sets)[:_MOST_SETS]:
             demand.deadline.check()
             pairs, ticks, labels = _served(demand, ranks)
-            if pairs:
+            if ticks:
                 what = f"{format_count(pairs, 'contribution')} that rank {min(ranks)} needs"
                 if name == "node":
                     where = demand.topology.node_of_rank[min(ranks)]
@@ -85,7 +85,11 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int, tuple[Labels, Labels]]:
-    """(number of (contribution, rank) pairs, earliest tick by which all can be served, witness's labels)."""
+    """(number of (contribution, rank) pairs, earliest tick by which all can be served, witness's labels).
+
+    The tick is 0 if there are no pairs, or if a send into the set holds no resource, as any number can then
+    enter at once.
+    """
     problem, pairs, adding, wanting = demand.problem, 0, 0, 0
     for (data, *_), count in demand.classes.items():
         some, wanted = len(set(data.origins) - ranks), len(ranks.intersection(data.destinations))
