@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from taccl.measure.rows import HALF_DIGIT, Row, is_broken, is_cut, nccl_row, num_begun
+from taccl.measure.rows import HALF_DIGIT, HALF_TIME, MS, US, Row, is_broken, is_cut, nccl_row, num_begun
 from taccl.measure.series import POINT_TO_POINT
 from taccl.measure.tables import Columns, columns_of, names_unit
 
@@ -50,6 +50,8 @@ _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re
 _OSU = re.compile(r"#\s*OSU\s|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
 #: Header of a run whose times are those of the CPU; its bandwidths are still those of the GPUs.
 CPU_TIME = re.compile(r"\bcputime\b")
+#: Header of a table of nccl-tests 1, whose times are in ms.
+TIMES_IN_MS = re.compile(r"(?m)^.*\bbytes\s+N\s+type\b.*\btime\s+algbw\s+busbw\s+res\b")
 #: Words in lower case, of which each line of a header, a title or a list of devices has one.
 _TOLD_BY = (
     "reduce", "gather", "scatter", "broadcast", "bcast", "to_all", "to-all", "to all", "toall", "sendrecv",
@@ -133,6 +135,7 @@ class _Reader:
         self._names: list[str] = []
         self._devices, self._ends_list = _Devices(), True  # True if the next device begins a new list
         self._is_osu = self._is_cpu = False
+        self._unit_us = US  # unit of times in rows of nccl-tests
         self._directions = 1  # 2 if rates are sums of both directions
         self._threads = self._per_process = 0  # threads of a process, and GPUs of a thread; 0: unknown
 
@@ -142,7 +145,7 @@ class _Reader:
         row, streams, unnamed = None, False, ""
         if columns is not None and columns.is_by_name:
             row = columns.row(line, here)
-        row = row or nccl_row(line, here, in_place=self._in_place)
+        row = row or nccl_row(line, here, in_place=self._in_place, unit_us=self._unit_us)
         if row is None and columns is not None:
             streams, unnamed = "rate" in columns.places, "" if names_unit(line) else columns.unnamed
             row = columns.row(line, here)
@@ -178,6 +181,7 @@ class _Reader:
         self._is_osu = is_osu or self._is_osu and not begins
         if header is not None or begins or is_osu:
             self._columns, self._is_cpu = header, bool(CPU_TIME.search(line))
+            self._unit_us = MS if TIMES_IN_MS.search(line) else US
             if self._run.rows:
                 self._run, self._ends_list = LogRun(0), True
 
@@ -193,6 +197,8 @@ class _Reader:
                 f"bytes in {row.time_us:g} us"
             )
             return
+        if self._unit_us == MS and HALF_DIGIT * row.time_us < HALF_TIME * row.algbw:
+            row = row._replace(time_us=row.size_bytes / row.algbw / 1000)
         rows = self._run.rows
         if not rows or row.size_bytes < rows[-1].size_bytes or _differs(row, rows[-1]):
             self._begin_run(number, streams=streams, unnamed=unnamed)

@@ -21,7 +21,7 @@ from taccl.errors import FormatError
 from taccl.measure.broken_rows import rows_without_debug, whole_rows
 from taccl.measure.debug_lines import debug_facts
 from taccl.measure.json_logs import printed
-from taccl.measure.log_runs import CPU_TIME, DEVICE, LogRun, runs_in
+from taccl.measure.log_runs import CPU_TIME, DEVICE, TIMES_IN_MS, LogRun, runs_in
 from taccl.measure.rows import plain
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_run
@@ -52,6 +52,7 @@ _LAUNCHED = {
         r"\bgraph:\s*[1-9]"
     ),
     "times are of the CPU (-C), so they are computed from algbw, at 1 GB/s and more": CPU_TIME,
+    "times are in ms (nccl-tests 1), to 1 us or as exactly as algbw states them": TIMES_IN_MS,
 }
 #: {note: pattern of lines in which nccl-tests or rccl-tests end with an error or state wrong results}.
 _FAILED = {

@@ -33,8 +33,9 @@ _NCCL = re.compile(
 #: With five cells, one is the time of HIP events (rccl-tests).
 #: With eight cells, some are the spread over iterations (nccl-tests 2.19).
 _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}
-#: Numbers of cells of two groups.
+#: Numbers of cells of two groups. `_WIDTHS`: numbers of cells of one group or two.
 _TWO_GROUPS = tuple(2 * width for width in _GROUPS)
+_WIDTHS = {*_GROUPS, *_TWO_GROUPS}
 #: Beginning of a row of nccl-tests (see `_NCCL`), up to the reduction or the root.
 _BEGINS_ROW = re.compile(
     r"(?:^|[\s:>])(\d{1,18})\s+\d{1,18}\s+(?:u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+)"
@@ -51,7 +52,10 @@ _UNDERSCORES = re.compile(r"\d{1,3}(?:_\d{3})+")
 _PREFIXES = " KMGT"
 #: `_TOLERANCE`: relative tolerance of algbw.
 #: `HALF_DIGIT`: additional absolute tolerance of algbw in GB/s: half of the last printed digit.
-_TOLERANCE, HALF_DIGIT = 0.02, 0.0051
+#: `HALF_TIME`: the same of a time in ms, in us; nccl-tests 1 printed three decimals.
+_TOLERANCE, HALF_DIGIT, HALF_TIME = 0.02, 0.0051, 0.51
+#: Microseconds of the unit of times in tables of nccl-tests 1 and of later ones.
+MS, US = 1000.0, 1.0
 
 
 class Row(NamedTuple):
@@ -102,11 +106,12 @@ def plain(line: str) -> str:
     return line[: label.end()] + line[label.end() :].replace(label[0], " ") if label else line
 
 
-def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
+def nccl_row(line: str, where: str, *, in_place: bool = False, unit_us: float = US) -> Row | None:
     """The row of nccl-tests or rccl-tests in a line; None if the line has none.
 
     With `in_place`, the row has the in-place times; the result is None if the line lacks them. Without it,
-    the row has them only if the line states ``N/A`` out of place.
+    the row has them only if the line states ``N/A`` out of place. `unit_us` is the unit of times, `US` or
+    `MS`.
 
     Raises `FormatError` if its time is not above 0 although its size is.
     """
@@ -115,10 +120,8 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     if found is None or num_begun(line) > 1:
         return None
     words = found[5].split()
-    # An integer at the start may be a root or a time; prefer the choice with which time and algbw agree.
-    starts = (1,) if words[0] == "-1" else (1, 0) if words[0].isdigit() else (0,)
     rows = []
-    for start in starts:
+    for start in _root_cells(words):
         cells = words[start:]
         twice = len(cells) in _TWO_GROUPS
         width = len(cells) // 2 if twice else len(cells)
@@ -134,8 +137,9 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
             figures = [cells[width + place] for place in places]
         if len(figures) == 3 and "N/A" not in figures and (twice or not in_place):
             reduces = found[4] not in (None, "none")
-            time_us, algbw, busbw = map(float, figures)
-            made = (row_of(size, time_us, algbw, busbw, reduces) for size in sizes_of(found[1]))
+            time_us, algbw, busbw = unit_us * float(figures[0]), float(figures[1]), float(figures[2])
+            half_us = HALF_TIME if unit_us == MS else 0.0
+            made = (row_of(size, time_us, algbw, busbw, reduces, half_us) for size in sizes_of(found[1]))
             checked = checks[1] if checks and checks[0] else None
             other = cells[width - at + places[0]] if twice else ""
             rows += [
@@ -143,11 +147,22 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
                     num_wrong=num_wrong, dtype=found[3], checks_in_place=checked,
                     is_other_place=is_other_place, parts=_parts(row.size_bytes, found[2], found[3]),
                     has_root=start == 1 and words[0] != "-1",
-                    other_us=float(other) if re.fullmatch(_NUMBER, other) else 0.0,
+                    other_us=unit_us * float(other) if re.fullmatch(_NUMBER, other) else 0.0,
                 )
                 for row in made
             ]  # fmt: skip
     return best_row(rows, where)
+
+
+def _root_cells(words: list[str]) -> list[int]:
+    """Possible numbers of root cells, 1 and 0, before the figures of a row, the likelier first.
+
+    An integer at the start may be a root or, in tables of nccl-tests 2.0 to 2.10, a time. If both give a
+    possible number of figures, `best_row` prefers the one with which time and algbw agree.
+    """
+    if words[0] == "-1" or not words[0].isdigit():
+        return [int(words[0] == "-1")]
+    return sorted((1, 0), key=lambda cells: len(words) - cells not in _WIDTHS)
 
 
 @lru_cache(maxsize=1)  # a line is looked at several times
@@ -199,12 +214,12 @@ def is_complete(line: str) -> bool:
     if found is None:
         return False
     words = found[5].split()
-    has_root = words[0].lstrip("-").isdigit()
     try:
-        row = nccl_row(line, "")
+        rows = [nccl_row(line, "", unit_us=unit_us) for unit_us in (US, MS)]
     except FormatError:
         return False
-    return len(words) - has_root in _TWO_GROUPS and row is not None and row.agrees
+    row = next((each for each in rows if each is not None and each.agrees), None)
+    return row is not None and len(words) - (words[0] == "-1" or row.has_root) in _TWO_GROUPS
 
 
 def is_broken(line: str) -> bool:
@@ -231,21 +246,30 @@ def sizes_of(cell: str, unit: str = "") -> list[int]:
     return [round(float(found[1]) * base**power) if power else int(float(found[1])) for base in bases]
 
 
-def row_of(size: int, time_us: float, algbw: float | None, busbw: float, reduces: bool | None) -> Row:
-    """Row of a size; `agrees` is True as well if the line states no algbw."""
+def row_of(
+    size: int, time_us: float, algbw: float | None, busbw: float, reduces: bool | None, half_us: float = 0.0
+) -> Row:
+    """Row of a size; `agrees` is True as well if the line states no algbw.
+
+    - `half_us`: Half of the last digit of the time, in us, if that matters.
+    """
     stated = size / time_us / 1000 if time_us > 0 else 0.0
-    agrees = algbw is None or abs(stated - algbw) <= _TOLERANCE * max(stated, algbw) + HALF_DIGIT
+    off = _TOLERANCE * max(stated, algbw or 0.0) + HALF_DIGIT
+    off += stated * half_us / (time_us - half_us) if time_us > half_us else 0.0
+    agrees = algbw is None or abs(stated - algbw) <= off
     return Row(size, time_us, algbw or 0.0, busbw, agrees, reduces)
 
 
 def best_row(rows: list[Row], where: str) -> Row | None:
-    """The first interpretation of a line whose time and algbw agree, else the first; None if there is none.
+    """The first interpretation of a line whose time is above 0 and agrees with algbw; None if there is none.
+
+    If no interpretation is like this, the first one is returned.
 
     Raises `FormatError` if the size is above 0 and the time is not.
     """
     if not rows:
         return None
-    best = next((row for row in rows if row.agrees), rows[0])
+    best = next((row for row in rows if row.agrees and row.time_us > 0), rows[0])
     if best.size_bytes and not 0 < best.time_us < 1e15:
         said = f"found a time of {best.time_us:g} us for {best.size_bytes} bytes; expected more than 0"
         raise FormatError(f"{said}; correct or remove it", where=where)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from taccl.problem.collective import busbw_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HEAD = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong"
 SIZES = tuple(2**power for power in range(3, 34))
 
@@ -28,3 +35,35 @@ def table(*, prefix: str = "", ranks: int = 8, sizes: tuple[int, ...] = SIZES, *
     """A table with its head, with a prefix on every line."""
     lines = ["# all_reduce_perf", HEAD, *(row(size, time_us(size), ranks=ranks, **given) for size in sizes)]
     return "".join(f"{prefix}{line}\n" for line in lines)
+
+
+def old_table(
+    version: int, name: str, time: Callable[[int], float], *, ranks: int = 8, root: int = 3, error: str = ""
+) -> str:
+    """A table of nccl-tests 1.0 or 2.0: only columns that the collective needs, and times in ms in 1.0.
+
+    Times in place are 3 % above `time`, in us for a size in bytes. `error` is the last cell of a group.
+    """
+    is_first = version == 1
+    is_rooted = name in ("broadcast", "reduce")
+    places = 1 if is_first and name == "broadcast" else 2
+    op = ["op" if is_first else "redop"] if "reduce" in name else []
+    cells = ["bytes", "N", "type"] if is_first else ["size", "count", "type"]
+    cells += [*op, *(["root"] if is_rooted else [])]
+    cells += ["time", "algbw", "busbw", "res" if is_first else "error"] * places
+    lines = [f"# {name.replace('-', '_')}_perf", "# " + "  ".join(f"{each:>7}" for each in cells)]
+    if not is_first:
+        lines.append("#  (B)    (elements)  " + "    (us)  (GB/s)  (GB/s)  " * places)
+    factor = float(busbw_factor(name, ranks))
+    for size in SIZES[:24]:
+        parts = ranks if name in ("allgather", "reduce-scatter", "alltoall") else 1
+        line = f"{size:12}  {size // 4 // parts:12}  {'float':>6}" + f"  {'sum':>6}" * len(op)
+        line += f"  {root:6}" * is_rooted
+        for place in range(places):
+            took = time(size) * (1 + place * 0.03)
+            algbw = size / took / 1000
+            digits = 0 if took > 10000 else 1 if took > 100 else 2
+            shown = f"{took / 1000:7.3f}" if is_first else f"{took:7.{digits}f}"
+            line += f"  {shown}  {algbw:6.2f}  {algbw * factor:6.2f}  {error or '0e+00':>5}"
+        lines.append(line)
+    return "".join(f"{line}\n" for line in lines)

@@ -9,7 +9,7 @@ from taccl.errors import FormatError
 from taccl.measure import logs
 from taccl.measure.logs import read_log
 from tests.effort import cpu_s
-from tests.measure.logs import HEAD, SIZES, row, table, time_us
+from tests.measure.logs import HEAD, SIZES, old_table, row, table, time_us
 
 
 @pytest.fixture
@@ -313,6 +313,33 @@ def test_sizes_of_rows(read, text, sizes):
 def test_times_of_rows(read, text, times):
     """Each size has one time, also if several runs measured it."""
     assert read(text).series[0].times_us == times
+
+
+@pytest.mark.parametrize("error", ["0e+00", "1e-07", "N/A"])
+@pytest.mark.parametrize("latency", [20, 15_000])
+@pytest.mark.parametrize("name", ["allreduce", "reduce", "broadcast", "allgather", "reduce-scatter"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_tables_of_the_first_versions(read, version, name, latency, error):
+    """Tables of nccl-tests 1.0 and 2.0 are read, with and without a root, with times in ms and in us.
+
+    Latencies of 15 ms give integer times, and algbw 0.00.
+    """
+    log = read(old_table(version, name, lambda size: latency + size / 1e5, error=error))
+    (series,) = log.series
+    assert (series.collective, series.size_bytes) == (name, SIZES[:24])
+    expected = [latency + size / 1e5 for size in SIZES[:24]]
+    assert series.times_us == pytest.approx(expected, rel=0.006 if version == 1 else 0.0005)
+    assert any("in ms" in note for note in log.notes) == (version == 1)
+    assert not log.left_out
+
+
+def test_only_tables_of_the_first_version_are_in_ms(read):
+    """The header of a later version ends the tables whose times are in ms; times in place are as exact."""
+    text = "".join(old_table(version, "allreduce", lambda _: 40.0) for version in (1, 2))
+    log = read(text, in_place=True)
+    (series,) = log.series
+    assert series.times_us == pytest.approx([40 * 1.03] * 24, rel=0.005)
+    assert not log.left_out
 
 
 #: `_OUT`: cells of a row out of place: 1 MB in 10 us is 100 GB/s, with busbw of 175 GB/s on 8 ranks.
