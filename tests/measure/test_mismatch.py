@@ -8,6 +8,7 @@ from taccl.measure.logs import log_of_text
 from taccl.measure.machine import Machine
 from taccl.measure.mismatch import mismatches
 from taccl.measure.series import Log, Series
+from tests.explore.degraded import NIC, network_log
 from tests.measure.logs import HEAD, row, table
 
 pytestmark = pytest.mark.usefixtures("_quick_fits")
@@ -119,13 +120,13 @@ def test_times_below_a_launch_are_named():
         ("node_gb_per_s", 400.0, 450.0, False),
         ("node_gb_per_s", 5.0, 450.0, True),
         ("node_gb_per_s", 1000.0, 450.0, True),
-        ("network_gb_per_s", 5.0, 50.0, False),
-        ("network_gb_per_s", 1.0, 50.0, True),
+        ("network_gb_per_s", 26.0, 50.0, False),
+        ("network_gb_per_s", 24.0, 50.0, True),
         ("network_gb_per_s", 200.0, 50.0, True),
     ],
 )
 def test_rates_beyond_the_data_sheet_are_named(name, value, sheet, is_odd):
-    """Rates more than twice the data sheet's, or a small part of it, are noted; networks get more tolerance."""
+    """Rates above the data sheet's, a node's below a fifth of it, and a NIC's below half of it are noted."""
     assert bool(mismatches([], [], H100, [(name, value, sheet)])) == is_odd
 
 
@@ -155,3 +156,19 @@ def test_times_that_are_no_numbers_are_named_by_line_and_column(time):
         FormatError, match=f"a.csv: line 3, column 2: found {time}; expected a number above 0"
     ):
         log_of_text(f"# all_reduce\nsize,time (us)\n1MB,{time}\n2MB,71.2\n", "a.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_lost_nic_is_noted(is_lost, tmp_path):
+    """If one of eight NICs is lost, another one carries the data of two GPUs, at half of its rate for each.
+
+    All rails carry equal parts, so all have that rate.
+    """
+    path = tmp_path / "a.log"
+    path.write_text(network_log([*[NIC] * 6, *[NIC / 2 if is_lost else NIC] * 2]))
+    found = [
+        note for note in taccl.fit([path], "dgx-a100").notes if "network_gb_per_s is fitted as 1" in note
+    ]
+    assert len(found) == is_lost
+    assert all("times its data sheet (25) on dgx-a100; a NIC may be lost" in note for note in found)
