@@ -21,14 +21,17 @@ NO_PEERS = "GeForce and TITAN cards copy through host memory (no P2P)"  #: What 
 UNNAMED = "the driver did not know them"
 #: ((pattern in names of GPUs without a machine model, what is known), ...); the first match counts.
 _UNKNOWN = (
+    (re.compile(r"\bMIG\b"), "partitions of a GPU (MIG) have no NVLinks, and copy through host memory"),
     (re.compile(r"\bNVL\b"), "NVLink bridges join some of these boards, which the name does not tell"),
     (re.compile(r"\bMI\d"), "no published log shows the rates that RCCL reaches on them"),
     (re.compile(r"\bP100-SXM"), "their NVLinks are of a version whose rates NCCL's tables no longer have"),
     (re.compile(r"\bGraphics Device\b|\bAMD Radeon Graphics\b"), UNNAMED),
 )  # fmt: skip
 #: `_ON_PCIE`: pattern in names of PCIe boards, which have no NVSwitch.
-#: `_ON_BRIDGE`: pattern in names of pairs of boards joined by NVLink bridges, without an NVSwitch.
-_ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
+#: `_OF_NO_MODEL`: pattern in names of GPUs without an NVSwitch, which no machine model has: boards joined in
+#: pairs by NVLink bridges (NVL), and partitions of a GPU (MIG).
+_ON_PCIE = re.compile(r"\bPCIe?\b", re.IGNORECASE)
+_OF_NO_MODEL = re.compile(r"\b(NVL|MIG)\b", re.IGNORECASE)
 
 
 def generation_of(gpus: Collection[str]) -> str:
@@ -84,7 +87,7 @@ def machines_by_gpus(gpus: Collection[str]) -> list[str]:
     from taccl.topology.models import MODELS
 
     models = gpu_models(gpus)
-    if len(models) != 1 or any(_ON_BRIDGE.search(name) for name in gpus):
+    if len(models) != 1 or any(_OF_NO_MODEL.search(name) for name in gpus):
         return []
     if any("SXM3" in name for name in gpus):
         return ["dgx2"]  # the only machine with SXM3 boards of V100

@@ -54,7 +54,7 @@ _LAUNCHED = {
     "times are of the CPU (-C), so they are computed from algbw, at 1 GB/s and more": CPU_TIME,
     "times are in ms (nccl-tests 1), to 1 us or as exactly as algbw states them": TIMES_IN_MS,
 }
-#: {note: pattern of lines in which nccl-tests or rccl-tests end with an error or state wrong results}.
+#: {note: pattern of lines in which a benchmark ends with an error or states wrong results}.
 _FAILED = {
     "the run ended with an error (Test failure), so rows may be missing; see the log": re.compile(
         r"\bTest (?:NCCL |RCCL |CUDA |HIP |MPI )?failure\b"
@@ -64,6 +64,9 @@ _FAILED = {
     ),
     f"{WRONG} by the log's last lines (Out of bounds values)": re.compile(
         r"\bOut of bounds values\s*:\s*[1-9]"
+    ),
+    f"{WRONG} by the column of checks (Fail)": re.compile(
+        r"(?m)^[ \t|]*\d[\d.]*(?: ?[KMG]i?B)?(?:[ \t|]+[\d.]+){1,20}[ \t|]+(?:Fail|FAIL)\b"
     ),
 }
 #: Logs have times in place and out of place, of which one kind is read. If the time of the other kind at the
@@ -114,6 +117,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         title = _TITLE.search(text)
         told = f" of {shown(repr(title[1].strip()), 90)}" if title else ""
         told += f" ({left_out[0]})" if left_out else ""
+        told += "".join(f"; {said}" for said, form in _FAILED.items() if form.search(text))
         raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
     devices = filter(None, (DEVICE.search(line) for line in lines if "device" in line))
     gpus = frozenset(device[4].strip() for device in devices) - {""}

@@ -56,7 +56,7 @@ def read_hosts(path: str | os.PathLike[str]) -> list[str]:
     Raises `FormatError` for any other line, and for a host that is named twice with a number of slots.
     """
     slots: list[str] = []
-    counted: dict[str, str] = {}
+    counted: dict[str, int] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         where = f"{path}: line {number}"
         for item in _items(line.partition("#")[0].strip()):
@@ -64,13 +64,14 @@ def read_hosts(path: str | os.PathLike[str]) -> list[str]:
             listed, _, count = word.partition(":")
             names = [listed] if "[" not in listed else _expanded(listed, where)
             if count == "0" or not all(_HOST.fullmatch(f"{name}{word[len(listed) :]}") for name in names):
-                said = f"found {shown(repr(word), 60)}; expected name, name:slots or name slots=number"
+                said = f"found {shown(repr(item), 60)}; expected name, name:slots or name slots=number"
                 raise FormatError(said, where=where)
             for name in names:
                 if name in counted and (count or counted[name]):
                     said = f"found host {shown(name, 60)} twice; name it once, with its number of slots"
-                    raise FormatError(f"{said}: {name}:2", where=where)
-                counted[name] = count
+                    total = (counted[name] or slots.count(name)) + int(count or 1)
+                    raise FormatError(f"{said}: {name}:{total}", where=where)
+                counted[name] = int(count or 0)
                 slots += [name] * int(count or 1)
     return slots
 

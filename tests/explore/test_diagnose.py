@@ -776,6 +776,13 @@ def test_unknown_gpus_ask_for_a_topology(log):
     assert set(re.findall("output of `[^`]+`", str(refused.value))).isdisjoint(unread)
 
 
+def test_partitions_of_gpus_have_no_machine(log):
+    """Partitions (MIG) are not judged as the whole GPUs, whose NVLinks they lack."""
+    gpu = "NVIDIA A100-SXM4-80GB MIG 3g.40gb"
+    with pytest.raises(InputError, match=f"no model of {gpu}: partitions of a GPU .MIG. have no NVLinks"):
+        taccl.diagnose([log(node_log(20.0).replace("NVIDIA H100 80GB HBM3", gpu))])
+
+
 @pytest.mark.parametrize("gpu", ["AMD Radeon Graphics", "NVIDIA Graphics Device"])
 def test_gpus_that_the_driver_did_not_know_may_be_any_machine(log, gpu):
     """Logs of MI355X and GB200 have such names: the message lists the machines, one of which the user knows."""

@@ -8,6 +8,7 @@ import pytest
 from taccl.errors import FormatError
 from taccl.measure import logs
 from taccl.measure.logs import read_log
+from taccl.measure.series import WRONG
 from tests.effort import cpu_s
 from tests.measure.logs import HEAD, SIZES, old_table, row, table, time_us
 
@@ -870,6 +871,18 @@ def test_a_run_that_ended_with_an_error_is_noted(read, line):
     """Rows before an error are read, and a note says that others may be missing."""
     (note,) = read(table() + line + "\n").notes
     assert note.startswith("the run ended with an error")
+    with pytest.raises(FormatError, match="no usable measurement; the run ended with an error"):
+        read("# all_reduce_perf\n" + HEAD + "\n" + line + "\n")
+
+
+@pytest.mark.parametrize(("head", "rows"), [
+    ("# Size  Avg Latency(us)  Validation", "1024  25.0  Pass\n1048576  40.0  Fail"),
+    ("| Size | Time (us) | AlgBW (GB/s) | Correctness |", "| 1.0 MiB | 25.0 | 41.9 | FAIL |"),
+])  # fmt: skip
+def test_failed_checks_of_other_benchmarks_are_noted(read, head, rows):
+    """Tables of OSU and MSCCL++ state failed checks of results as words."""
+    found = read(f"# OSU MPI-CUDA Allreduce Latency Test v7.4\n{head}\n{rows}\n")
+    assert any(note.startswith(WRONG) for note in found.notes)
 
 
 @pytest.mark.parametrize(("wrong", "name"), [("0", "allgather"), ("N/A", "alltoall")])

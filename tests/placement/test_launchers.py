@@ -98,7 +98,9 @@ class TestHosts:
     @pytest.mark.parametrize(
         ("text", "complaint"),
         [
-            ("a\nb\na:2\n", "line 3: found host a twice"),
+            ("a\nb\na:2\n", "line 3: found host a twice; name it once, with its number of slots: a:3"),
+            ("a:8\na:8\n", "line 2: found host a twice; name it once, with its number of slots: a:16"),
+            ("me@a slots=8\n", "line 1: found 'me@a slots=8'"),
             ("a\n,\n", "line 2: found ','"),
             ("a:2\nb\na\n", "line 3: found host a twice"),
             ("src,dst\n", "line 1: found 'src,dst'"),
