@@ -27,30 +27,35 @@ def on_command_line(said: str, flags: Collection[str]) -> str:
     - `flags`: Names of the verb's options, without dashes.
     """
     said = _WITH_OPTION.sub(lambda match: match[3] if match[4].replace("-", "_") in flags else match[0], said)
-    names = {match[1] for match in _PARAMETER.finditer(said)}
-    if not names:
-        return said
+    named = {match[1]: (match[2] or "").strip("'\"") for match in _PARAMETER.finditer(said)}
+    left = named.keys() - set(flags)
+    settings = set() if "--set" in said or not left else left & _settings("load", "dump")
+    valued = {name for name in settings if named[name] not in ("", "...")}
 
     def as_option(match: re.Match[str]) -> str:
         name, value = match[1], (match[2] or "").strip("'\"")
+        if name in valued and "set" in flags:
+            return f"--set {name}={value}"
         if name not in flags or flag_of(name) in said or value.lower() == "false":
             return match[0]
         return flag_of(name) if value in ("True", "") else f"{flag_of(name)} {value}"
 
     made = _PARAMETER.sub(as_option, said)
-    left = names - set(flags)
-    if "--set" in said or not left:
+    if not settings:
         return made
     if "set" in flags:
-        return f"{made}; --set NAME=VALUE sets each" if left & _settings("load", "dump") else made
-    settings = _settings("load")
-    if not left & settings:
-        return made
+        return made if settings == valued else f"{made}; --set NAME=VALUE sets each"
+    told = " ".join(f"--set {name}={named[name] if name in valued else 'VALUE'}" for name in sorted(settings))
+    if not settings & _settings("load"):
+        return f"{made}: `taccl convert IN OUT {told}`"
     # The converted file must also state options given to the verb: files of taccl's own are read without any.
-    stated = {match[1]: match[2] for match in _PARAMETER.finditer(said) if match[1] in settings & set(flags)}
-    told = [f"--set {name}={value}" for name, value in sorted(stated.items()) if value and value != "..."]
-    told += [f"--set {name}=VALUE" for name in sorted(left & settings)]
-    return f"{made}; `taccl convert IN OUT {' '.join(told)}` writes a file that states it"
+    stated = [
+        name
+        for name in sorted(_settings("load") & set(flags) & named.keys())
+        if named[name] not in ("", "...")
+    ]
+    told = " ".join([*(f"--set {name}={named[name]}" for name in stated), told])
+    return f"{made}; `taccl convert IN OUT {told}` writes a file that states it"
 
 
 def _settings(*ways: str) -> set[str]:

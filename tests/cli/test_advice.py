@@ -21,8 +21,12 @@ from taccl.cli.output import Answer, warning_printer
          "file that states it"),
         ("nodes=2 needs it; give nic_gb_per_s=", ["nodes"], "--nodes 2 needs it; give nic_gb_per_s=; `taccl convert IN "
          "OUT --set nodes=2 --set nic_gb_per_s=VALUE` writes a file that states it"),
-        ("lower it with threadblocks='per-peer'", ["set"], "lower it with threadblocks='per-peer'; --set "
-         "NAME=VALUE sets each"),
+        ("lower it with threadblocks='per-peer'", ["set"], "lower it with --set threadblocks=per-peer"),
+        ("merged='pack' packs their chunks", ["size"], "merged='pack' packs their chunks: `taccl convert IN OUT "
+         "--set merged=pack`"),
+        ("pcie='always' adds it", [], "pcie='always' adds it; `taccl convert IN OUT --set pcie=always` writes a file "
+         "that states it"),
+        ("25 GB/s (nvlink_gb_per_s=)", ["set"], "25 GB/s (nvlink_gb_per_s=); --set NAME=VALUE sets each"),
     ],
 )  # fmt: skip
 def test_parameters_in_messages_become_options(said, flags, shown):

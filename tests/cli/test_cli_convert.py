@@ -112,7 +112,7 @@ def test_long_threadblocks_are_split_with_a_message(run, tmp_path):
     assert "each longer threadblock was split into several that take turns" in err
     code, _, err = run("convert", path, tmp_path / "y.plan.json", "--set", "split=false")
     assert code == 1
-    assert "--set NAME=VALUE sets each" in err
+    assert "lower the schedule with --set channels=round-robin, --set num_channels=2" in err
 
 
 def test_overwrite_replaces(run, saved, tmp_path):
