@@ -112,7 +112,7 @@ def look_for_bound_over_all_chunkings(
     if not is_recorded or time.monotonic() - since > _BRIEF_S:
         search.record(name, "taccl", "done", since, bound_us=every_us)
     if every is not None and search.above is None:
-        search.options.observer.bound(every)
+        search.report_bound(every)
     return every
 
 

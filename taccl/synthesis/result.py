@@ -143,29 +143,21 @@ class Trace(tuple[TraceEntry, ...]):
     def of(cls, entries: Iterable[TraceEntry], last: TraceEntry) -> Trace:
         """Trace of searches that may use different chunks, in order of time, ended by the result's entry.
 
-        Entries of a whole schedule that finishes later than an earlier one keep their bound, with the earlier
-        finish. A bound above the best finish so far was proven for other chunks, and is left out. So is an
-        entry with the finish and the bound of the one before it in its phase.
+        Each entry of a whole schedule has the best finish and bound so far. A bound above that of the result
+        was proven for other chunks, and is left out. So is an entry without news in its phase.
         """
         kept: list[TraceEntry] = []
-        known: dict[str, tuple[float | None, float | None]] = {}
-        best_us = math.inf
-
-        def keep(entry: TraceEntry) -> None:
-            figures = entry.finish_us, entry.bound_us
-            if known.get(entry.phase) != figures:
-                known[entry.phase] = figures
-                kept.append(entry)
-
+        known: dict[str, tuple[float | None, float | None]] = {"": (None, None)}
+        highest = math.inf if last.bound_us is None else last.bound_us
         for entry in entries:
-            if entry.phase:
-                keep(entry)
-                continue
-            was_us, best_us = best_us, min(best_us, math.inf if entry.finish_us is None else entry.finish_us)
-            is_known = entry.bound_us is not None and entry.bound_us <= best_us
-            if best_us < was_us or is_known:
-                finish_us = None if best_us == math.inf else best_us
-                keep(replace(entry, finish_us=finish_us, bound_us=entry.bound_us if is_known else None))
+            was, now = known.get(entry.phase), (entry.finish_us, entry.bound_us)
+            if not entry.phase:
+                finishes = [us for us in (known[""][0], entry.finish_us) if us is not None]
+                bounds = [us for us in (known[""][1], entry.bound_us) if us is not None and us <= highest]
+                now = min(finishes, default=None), max(bounds, default=None)
+            if now != was:
+                known[entry.phase] = now
+                kept.append(replace(entry, finish_us=now[0], bound_us=now[1]))
         return cls((*kept, last))
 
     def to_frame(self) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -394,10 +394,15 @@ class Search:
         """Keep and log a bound whose computation began at `since`."""
         self.bound = bound
         self.record("bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
+        self.report_bound(bound)
+
+    def report_bound(self, bound: Certificate) -> None:
+        """Report a bound of this search's problem to the caller, and add it to the trace."""
         if self.above is None:
             self.options.observer.bound(bound)
         if not self.serves_above:
-            self.trace.append(self._entry(None if self.best is None else self.best.finish_us))
+            finish_us = None if self.best is None else self.best.finish_us
+            self.trace.append(replace(self._entry(finish_us), bound_us=bound.bound_us))
 
     def settle(self) -> None:
         """Compute the bounds, and set `stopped`: the reason why the search ended."""

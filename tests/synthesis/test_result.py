@@ -290,15 +290,15 @@ class TestTrace:
 
     def test_the_best_finish_never_rises(self):
         """A later schedule in other chunks that is worse is left out of the trace, and so is a bound above
-        the best finish."""
+        that of the result; bounds never fall."""
         entries = [
             TraceEntry(1.0, 20.0, None), TraceEntry(2.0, 30.0, None), TraceEntry(3.0, 30.0, 12.0),
-            TraceEntry(4.0, 9.0, 25.0, "reduce"), TraceEntry(5.0, 18.0, 19.0),
+            TraceEntry(4.0, 9.0, 25.0, "reduce"), TraceEntry(5.0, 18.0, 14.0), TraceEntry(5.5, 18.0, 11.0),
         ]  # fmt: skip
         last = TraceEntry(6.0, 18.0, 13.0)
         assert Trace.of(entries, last) == (
             TraceEntry(1.0, 20.0, None), TraceEntry(3.0, 20.0, 12.0), TraceEntry(4.0, 9.0, 25.0, "reduce"),
-            TraceEntry(5.0, 18.0, None), last,
+            TraceEntry(5.0, 18.0, 12.0), last,
         )  # fmt: skip
 
     def test_an_entry_without_news_is_left_out(self):
@@ -309,6 +309,16 @@ class TestTrace:
         ]  # fmt: skip
         last = TraceEntry(6.0, 20.0, 12.0)
         assert Trace.of(entries, last) == (*entries[:2], entries[3], last)
+
+    @pytest.mark.slow
+    def test_a_bound_over_all_chunkings_is_an_entry_when_it_is_proven(self):
+        """Every bound over all chunkings that callbacks receive is in the trace of an open number of chunks."""
+        told = []
+        result = brief_synthesis(
+            taccl.make_problem(taccl.topologies.ring(5), "broadcast", size_bytes="1MB"),
+            on_bound=lambda bound: told.append(bound.bound_us if bound.divisible else 0),
+        )
+        assert max(told) in {entry.bound_us for entry in result.trace[:-1]}
 
     @pytest.mark.slow
     def test_trace_begins_with_the_first_schedule(self):
