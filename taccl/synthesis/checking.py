@@ -90,6 +90,10 @@ def transformed(problem: Problem, options: Options, limit: Deadline) -> tuple[Se
     links = PlainLinks.apply(problem)
     plain = problem if links is None else links.part
     if links is not None and options.in_network == "off":
+        if links.part is problem:
+            feasible(problem, max(0.1, limit.left_s))  # explains a problem that has no schedule at all
+            said = "found 'off', but no other links join some ranks than those of switches that add"
+            raise InputError(f"{said}; expected 'auto' or 'only'", where="in_network")
         links = None  # the result must not use switches, so keep the problem without them
     if links is not None:
         transforms.append(links)

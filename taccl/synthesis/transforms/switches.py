@@ -20,6 +20,7 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
+from taccl.sketch.reachability import check_possible
 from taccl.synthesis.transforms.requirements import Transform
 from taccl.topology.in_network import shared_links
 
@@ -34,7 +35,10 @@ _MOST_TRANSFERS = 20_000
 
 @dataclass(frozen=True)
 class PlainLinks(Transform):
-    """A problem without the links of in-network reduction, so that only ranks add."""
+    """A problem without the links of in-network reduction, so that only ranks add.
+
+    If ranks cannot do without these links, as no others join some of them, the part is the problem itself.
+    """
 
     name: ClassVar[str] = "without reductions in switches"
 
@@ -43,7 +47,12 @@ class PlainLinks(Transform):
         """Remove the links of switches that add; None if no switch of the topology adds."""
         if not shared_links(problem.topology):
             return None
-        return cls(problem, over_links(problem, shared=False))
+        part = over_links(problem, shared=False)
+        try:
+            check_possible(part)
+        except InputError:
+            part = problem
+        return cls(problem, part)
 
     def invert(self, found: Schedule) -> Schedule:
         """The found schedule under the original clauses; its sends and its chunks are kept."""

@@ -1,11 +1,16 @@
 """In-network reductions, alone and combined with ranks."""
 
+from fractions import Fraction
+
 import pytest
 
 from taccl import lower_bound, make_problem, synthesize, verify
 from taccl.baselines import baseline
-from taccl.errors import CollectiveError, InputError
+from taccl.errors import CollectiveError, InfeasibleError, InputError
 from taccl.topologies import dgx_h100, in_network
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.in_network import InNetwork
+from taccl.topology.parts import LinkCost, add_aggregation
 from tests.effort import brief_synthesis
 
 SIZE = "1GB"
@@ -154,3 +159,40 @@ def test_the_bound_of_ranks_is_above_what_the_switch_does():
     links = frozenset(e for e, link in enumerate(problem.topology.links) if len(link.ends) == 4)
     alone = lower_bound(problem.with_clauses(links_allowed=links))
     assert alone.bound_us > 1.7 * baseline("in-network", problem).finish_us
+
+
+@pytest.fixture(scope="module")
+def switch_alone():
+    """Three ranks that only the reduction and multicast links of a switch join; 1 us and 1 us per MB."""
+    builder = TopologyBuilder("switch alone", [0] * 3)
+    ports = [{rank: builder.add_resource(f"{way} {rank}") for rank in range(3)} for way in ("out", "in")]
+    cost = LinkCost(Fraction(1), Fraction(1))
+    add_aggregation(builder, *ports, cost, reduces=InNetwork(), name="switch")
+    builder.add_switch("switch", range(3), range(len(builder.links)), reduces=InNetwork())
+    return builder.build()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("collective", "finish_us", "producer"),
+    [("reduce", 2, "in-network"), ("broadcast", 2, "in-network"), ("alltoall", 12, "list scheduler")],
+)
+def test_ranks_that_only_a_switch_joins_have_schedules(switch_alone, collective, finish_us, producer):
+    """Where no links join pairs of ranks, the switch's links carry all data, also what each rank needs alone.
+
+    A multicast takes 2 us and holds the ports of all. An alltoall needs six of them, one after another.
+    """
+    problem = make_problem(switch_alone, collective, chunk_bytes=1_000_000, chunks_per_rank=1)
+    result = brief_synthesis(problem)
+    assert (result.finish_us, result.schedule.producer) == (finish_us, producer)
+    assert verify(result.schedule).ok and result.bound_us <= finish_us
+
+
+def test_switches_that_ranks_need_are_not_left_out(switch_alone):
+    """With in_network="off", the error says that only the switch joins the ranks."""
+    problem = make_problem(switch_alone, "reduce", chunk_bytes=1_000_000, chunks_per_rank=1)
+    with pytest.raises(InputError, match="no other links join some ranks than those of switches that add"):
+        synthesize(problem, in_network="off")
+    forbidden = problem.with_clauses(links_allowed=frozenset())
+    with pytest.raises(InfeasibleError, match="intranode.links"):
+        synthesize(forbidden, in_network="off")
