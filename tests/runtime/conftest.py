@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzzing import MANY
+from tests.runtime.rank_session import RankSession
+
+#: Ranks of a session: as many as the largest of its jobs has.
+NUM_RANKS = 32 if MANY else 6
+
 
 class Marked:
     """Processes with a mark in their environment, which their child processes inherit."""
@@ -94,3 +100,18 @@ def marked(mpiexec, tmp_path, monkeypatch) -> Marked:
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     return Marked(f"{os.getpid()}-{time.monotonic_ns()}")
+
+
+@pytest.fixture(scope="session")
+def rank_session(mpiexec, tmp_path_factory):
+    """A session of ranks, shared by all tests."""
+    session = RankSession(mpiexec, tmp_path_factory.mktemp("ranks"), NUM_RANKS)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def ranks(rank_session):
+    """Let the ranks of a session execute programs and steps, in place of new ranks for each."""
+    with rank_session.serving():
+        yield

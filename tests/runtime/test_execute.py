@@ -12,7 +12,7 @@ from tests.fuzzing import MANY
 from tests.program.examples import exchange
 from tests.runtime.small_programs import first_step, program_for, step_of, with_changed_step
 
-pytestmark = pytest.mark.usefixtures("mpiexec")
+pytestmark = pytest.mark.usefixtures("ranks")
 
 SHORT = {"repetitions": 1, "timeout_s": 20.0}
 NAMES = {

@@ -34,9 +34,8 @@ def test_fixed_point_is_judged_by_the_sums_of_real_numbers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "dtype"), [(switch_schedule, "int32"), (exchange_schedule, "fixed32")])
-def test_ranks_agree_with_what_is_due(make, dtype):
+def test_ranks_agree_with_what_is_due(make, dtype, ranks):
     """Every output of every rank is correct in every repetition."""
-    pytest.importorskip("mpi4py", reason="ranks need MPI")
     found = taccl.execute(make(), "16KB", dtype=dtype, repetitions=2)
     assert found.ok, found.failure()
     assert found.tolerance == (0 if dtype == "int32" else pytest.approx(1.5 / 2**29))

@@ -1,45 +1,35 @@
-"""``taccl run`` of 1 MB on 6 ranks (32 with ``TACCL_MANY=1``): every main collective, bit for bit.
-
-All programs run in one session of mpiexec, whose start takes longest.
-"""
+"""``taccl run`` of 1 MB on 6 ranks (32 with ``TACCL_MANY=1``): every main collective, bit for bit."""
 
 import json
-import subprocess
-import sys
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 
 import taccl
-from tests.fuzzing import MANY
+from taccl.cli import main
+from tests.runtime.conftest import NUM_RANKS
 from tests.runtime.small_programs import schedule_for
 
 COLLECTIVES = {
     "allgather": "MPI_Allgather", "alltoall": "MPI_Alltoall", "reduce-scatter": "MPI_Reduce_scatter_block",
     "allreduce": "MPI_Allreduce",
 }  # fmt: skip
-NUM_RANKS, TOPOLOGY = (32, "torus:4x8") if MANY else (6, "torus:2x3")
-SESSION = """
-import sys
-from taccl.cli import main
-words = ["--size", "1MB", "--repetitions", "1", "--json"]
-sys.exit(max([main(["run", file, *words]) for file in sys.argv[1:]]))
-"""
+TOPOLOGY = {6: "torus:2x3", 32: "torus:4x8"}[NUM_RANKS]
 
 
 @pytest.fixture(scope="module")
-def answers(mpiexec, tmp_path_factory):
+def answers(rank_session, tmp_path_factory):
     """{collective: JSON report of ``taccl run``}."""
-    folder = tmp_path_factory.mktemp("figures")
-    files = [folder / f"{name}.json" for name in COLLECTIVES]
-    for name, file in zip(COLLECTIVES, files, strict=True):
+    folder, found = tmp_path_factory.mktemp("figures"), {}
+    for name in COLLECTIVES:
+        file = folder / f"{name}.json"
         taccl.save(schedule_for(name, TOPOLOGY), file)
-    done = subprocess.run(
-        [mpiexec, "-n", str(NUM_RANKS), sys.executable, "-c", SESSION, *files],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return dict(zip(COLLECTIVES, lines, strict=True))
+        words = ["run", str(file), "--size", "1MB", "--repetitions", "1", "--json"]
+        with rank_session.serving(), redirect_stdout(StringIO()) as said:
+            assert main(words) == 0
+        found[name] = json.loads(said.getvalue())
+    return found
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from tests.fuzzing import thinned
 from tests.workload.test_replay import block, momentum, sliced
 from tests.workload.test_torch_program import pipeline
 
-pytest.importorskip("mpi4py")
+pytestmark = pytest.mark.slow
 RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
 
 
@@ -18,7 +18,6 @@ def squares(num_ranks=4):
     return taccl.Workload("squares", num_ranks).input("x", (8,), layout="sliced(0)").then("y", "square", "x")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plain", "transformed"),
     [
@@ -26,7 +25,7 @@ def squares(num_ranks=4):
         (pipeline, lambda: overlap(pipeline(), ["y", "sum", "z", "sent", "out"], tiles=2)),
     ],
 )
-def test_ranks_give_what_the_program_says(plain, transformed):
+def test_ranks_give_what_the_program_says(plain, transformed, ranks):
     """Ranks that execute a transformed workload end with the values of the untransformed one.
 
     The cases are a product and its sum, a sliced update in tiles, local work without sends, and a tiled
@@ -36,9 +35,8 @@ def test_ranks_give_what_the_program_says(plain, transformed):
     assert execute_step(step, reference=plain()) < 1e-12
 
 
-@pytest.mark.slow
-def test_another_program_differs():
-    """The comparison can fail: a reference that doubles in place of squaring has other values."""
+def test_another_program_differs(mpiexec):
+    """The comparison can fail: a reference that doubles in place of squaring has other values. The ranks are started for it."""
     pair = taccl.topologies.fully_connected(2, alpha_us=1, bandwidth_gb_per_s=10)
     step = schedule_workload(squares(2), pair, rates=Rates(1, 100))
     other = taccl.Workload("other", 2, squares(2).inputs).then("y", "add", "x", "x")
