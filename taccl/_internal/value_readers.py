@@ -10,6 +10,7 @@ import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -63,7 +64,8 @@ def _whole(number: Any) -> int | None:
     try:
         return int(operator.index(number))
     except TypeError:
-        whole = isinstance(number, numbers.Real) and math.isfinite(number) and not number % 1
+        is_real = isinstance(number, (numbers.Real, Decimal))
+        whole = is_real and math.isfinite(number) and not number % 1
         return int(number) if whole else None
 
 

@@ -16,7 +16,8 @@ from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, 
 from taccl.cli.output import picked, say
 from taccl.cli.protocols import under_best_protocol
 from taccl.errors import InputError
-from taccl.problem.alltoallv import is_skew, load_sizes, skewed_sizes
+from taccl.problem.alltoallv import is_skew, skewed_sizes
+from taccl.problem.byte_matrices import load_sizes
 from taccl.problem.collectives import ARGUMENTS
 from taccl.topology.profiles import PROFILES
 
@@ -288,4 +289,8 @@ def sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.in
     if not os.path.exists(options.matrix):
         said = f"found {options.matrix!r}, which is no file; expected {MATRICES}"
         raise InputError(said, where="--matrix")
-    return load_sizes(options.matrix)
+    sizes = load_sizes(options.matrix)
+    if len(sizes) != num_ranks:
+        said = f"found a matrix of {len(sizes)} ranks; expected one of {num_ranks}, as the topology has"
+        raise InputError(said, where=options.matrix)
+    return sizes

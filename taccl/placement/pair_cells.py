@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl._internal.named_tables import is_index, is_nothing, square_of
 from taccl._internal.names import first_of, shown
 from taccl.errors import FormatError
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: Cells without a number that tools write on the diagonal, in lower case.
-_NOTHING = ("", "-", "x", "na", "n/a", "nan", "none")
 #: Unit of a rate: prefix, bits or bytes, and time. ``gb/s`` and ``gb_per_s`` are bytes, ``gbps`` are bits.
 _RATE = re.compile(
     r"(?<![A-Za-z])([KMGT]i?|)(bits?|bytes?|b)(ps|/s(?:ec)?|_per_s)(?![A-Za-z])", re.IGNORECASE
@@ -115,34 +114,16 @@ def table_of(rows: dict[int, list[str]], where: str) -> Table:
 
     A cell on the diagonal that is not a number becomes nan. Named rows are put into the order of the columns.
     """
-    if not rows:
-        raise FormatError("found no rows; expected a matrix, a row for every host", where=where)
-    has_top, has_left = _heads([*rows.values()])
-    body = list(rows.items())[has_top:]
-    first = next(iter(rows.values()))
-    is_cornered = has_top and has_left and len(first) >= max((len(row) for _, row in body), default=0)
-    corner, columns = (first[0], first[1:]) if is_cornered else ("", first)
-    starts = [row[0] for _, row in body] if has_left else []
-    names = columns if has_top else starts or [str(i) for i in range(len(first))]
-    for number, row in body:
-        if len(row) - has_left != len(names) and (has_top or not has_left):
-            said = f"found {len(row) - has_left} entries; expected {len(names)}, one for every host"
-            raise FormatError(said, where=f"{where}: line {number}")
-    widths = {len(row) - has_left for _, row in body}
-    if len(widths) > 1 or {len(body)} != widths or len(body) != len(names):
-        size = f"{len(body)} x {max(widths, default=0)}"
-        said = f"found {size} entries for {len(names)} hosts; expected a square of two or more"
-        raise FormatError(f"{said}, with a row and a column for every host", where=where)
-    places = _places(starts, names, where) if has_top and has_left else [*range(len(body))]
-    values = np.empty((len(names), len(names)))
-    for place, (number, row) in zip(places, body, strict=True):
-        for column, cell in enumerate(row[has_left:]):
+    square = square_of([*rows.items()], where, is_name=is_name, each="host")
+    values = np.empty((len(square.names), len(square.names)))
+    for place, (number, cells) in enumerate(square.rows):
+        for column, cell in enumerate(cells):
             values[place, column] = _number(cell)
             if np.isnan(values[place, column]) and column != place:  # the diagonal is unused
                 said = f"found {shown(repr(cell), 60)}; expected a number for every pair of hosts"
-                here = f"{where}: line {number}, column {has_left + column + 1}"
+                here = f"{where}: line {number}, column {square.num_left + column + 1}"
                 raise FormatError(f"{said}; measure it, or leave the host out", where=here)
-    return Table(corner, tuple(names), values)
+    return Table(square.corner, square.names, values)
 
 
 def matrices_in(lines: Sequence[str], where: str) -> list[tuple[range, Table, str]]:
@@ -158,11 +139,11 @@ def matrices_in(lines: Sequence[str], where: str) -> list[tuple[range, Table, st
             end += 1
         rows = entries[start:end]
         starts = [cells[0] for _, cells in rows]
-        is_numbered = width == len(rows) and _is_index(starts)  # a table with a column of row numbers
+        is_numbered = width == len(rows) and is_index(starts)  # a table with a column of row numbers
         if 1 < len(rows) <= width <= len(rows) + 1 and not is_numbered:
             head = entries[start - 1 : start] if start else []
             # Names of rows must be those of columns; without these, a line of prose may be above numbers.
-            is_head = head and (_is_name(starts[0]) or all(map(_may_name, head[0][1])))
+            is_head = head and (is_name(starts[0]) or all(map(_may_name, head[0][1])))
             table = _table_below([*head, *rows], lines, where) if is_head else None
             table = table or _table_below(rows, lines, where)
             found += [table] if table else []
@@ -198,15 +179,15 @@ def _split(line: str) -> list[str]:
 
 def _is_row(cells: Sequence[str]) -> bool:
     """True for the cells of a row of a matrix: numbers, with units or without, behind at most one name."""
-    numbers = [cell for cell in cells[1:] if not _is_nothing(cell)]
+    numbers = [cell for cell in cells[1:] if not is_nothing(cell)]
     return len(cells) > 1 and all(
-        not _is_name(match[1] if (match := _WITH_UNIT.fullmatch(cell)) else cell) for cell in numbers
+        not is_name(match[1] if (match := _WITH_UNIT.fullmatch(cell)) else cell) for cell in numbers
     )
 
 
 def _may_name(cell: str) -> bool:
     """True if a cell may be the name of a host, or the unit of a matrix, rather than a word of prose."""
-    return len(cell) < 2 or any(map(str.isdigit, cell)) or bool(_units_in(cell)) or _is_nothing(cell)
+    return len(cell) < 2 or any(map(str.isdigit, cell)) or bool(_units_in(cell)) or is_nothing(cell)
 
 
 def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | None:
@@ -221,7 +202,7 @@ def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | Non
     head = next(iter(rows.values()), [])
     has_head = len(body) < len(rows) and all(end.match(cell) for end, cell in zip(_ENDS, head, strict=False))
     for _, row in body:
-        if len(row) < 3 or not (has_head or all(map(_is_name, row[:2]))) or np.isnan(_number(row[2])):
+        if len(row) < 3 or not (has_head or all(map(is_name, row[:2]))) or np.isnan(_number(row[2])):
             return None
     places = {name: i for i, name in enumerate(dict.fromkeys(name for _, row in body for name in row[:2]))}
     values = np.full((len(corners), len(places), len(places)), np.nan)
@@ -239,46 +220,9 @@ def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | Non
     return [Table(corner, tuple(places), table) for corner, table in zip(corners, values, strict=True)]
 
 
-def _heads(rows: list[list[str]]) -> tuple[bool, bool]:
-    """(True if the first row has names, True if the first column has names)."""
-    first, others = rows[0], rows[1:]
-    starts = [row[0] for row in others]
-    are_names, are_named = any(map(_is_name, first[1:])), any(map(_is_name, starts))
-    if any(len(row) == len(first) + 1 for row in others):
-        return True, True
-    if are_names:
-        return True, are_named or _is_index(starts) or (
-            len(rows) == len(first) and all(_is_nothing(each) for each in starts)
-        )
-    if _is_name(first[0]):  # either the corner above numbered columns, or the name of the first row
-        return (True, True) if not are_named or len(rows) >= len(first) else (False, True)
-    is_numbered = _is_nothing(first[0]) and _is_index(first[1:]) and first[1:] == starts
-    return is_numbered, is_numbered
-
-
-def _places(starts: list[str], names: list[str], where: str) -> list[int]:
-    """Index in `names` of the name of each row; `FormatError` if rows and columns have different names."""
-    if starts == names or _is_index(starts) or all(_is_nothing(each) for each in starts):
-        return [*range(len(names))]
-    if len(set(names)) < len(names) or sorted(starts) != sorted(names):
-        row, column = next(pair for pair in zip(starts, names, strict=True) if pair[0] != pair[1])
-        said = f"found the row {shown(repr(row), 60)} and the column {shown(repr(column), 60)}"
-        raise FormatError(f"{said} at one place; expected the same names; correct one", where=where)
-    place = {name: i for i, name in enumerate(names)}
-    return [place[each] for each in starts]
-
-
-def _is_index(cells: list[str]) -> bool:
-    """True if the cells are consecutive numbers that begin with 0 or 1."""
-    return any(cells == [str(i) for i in range(begin, begin + len(cells))] for begin in (0, 1))
-
-
-def _is_nothing(cell: str) -> bool:
-    return cell.lower() in _NOTHING
-
-
-def _is_name(cell: str) -> bool:
-    return not _is_nothing(cell) and bool(np.isnan(_number(cell)))
+def is_name(cell: str) -> bool:
+    """True for a cell with text that is not a number, such as the name of a host."""
+    return not is_nothing(cell) and bool(np.isnan(_number(cell)))
 
 
 def _number(cell: str) -> float:

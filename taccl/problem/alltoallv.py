@@ -1,10 +1,8 @@
-"""Alltoallv: collectives with a number of bytes for each pair of ranks, their bound, and their files."""
+"""Alltoallv: collectives with a number of bytes for each pair of ranks, and their bound."""
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -12,9 +10,9 @@ import numpy as np
 
 from taccl._internal.arguments import AtLeastTwo, Bytes, Natural, checked, checked_as
 from taccl._internal.caching import cached
-from taccl._internal.reading import read_bytes, read_text
-from taccl._internal.units import format_count, format_size, parse_size
-from taccl.errors import CollectiveError, FormatError, InputError
+from taccl._internal.units import format_count, format_size
+from taccl.errors import CollectiveError, InputError
+from taccl.problem.byte_matrices import checked_sizes
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.costs import HoldColumns, hold_columns, link_ends
@@ -33,14 +31,10 @@ if TYPE_CHECKING:
 #: `_MOST_CHUNKS`: approximate max number of chunks of all pairs together.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
-#: A number without a unit, in decimal or scientific notation.
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 #: `_FEW_PAIRS`: max number of pairs with data, as a share of the number of ranks, for which chunks are made
 #: smaller to shorten pipelines. With twelve pairs on 32 ranks, smaller chunks gained nothing.
 #: `_FINE_CHUNKS`: approximate max number of these smaller chunks.
 _FEW_PAIRS, _FINE_CHUNKS = 0.25, 512
-#: Number of bytes of all pairs together from which 64-bit sums would overflow.
-_MOST_BYTES = 2.0**62
 #: Min ratio of a chunk's size to the bytes that a resource could pass in a hold's fixed time (alpha).
 _HOLDS = 8
 
@@ -179,75 +173,6 @@ def is_skew(word: str) -> bool:
     return word.startswith(("zipf:", "hot:"))
 
 
-@checked
-def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """Load an alltoallv's matrix of bytes per pair of ranks, from ``.npy`` or text with a line per rank.
-
-    Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` and whole
-    numbers like ``6.4e+07``, as ``numpy.savetxt`` writes them, are allowed. Lines that begin with ``#`` are
-    comments.
-
-    Returns
-    -------
-    (num_ranks, num_ranks) ndarray of int64
-        Bytes from the row's rank to the column's.
-
-    Raises
-    ------
-    FormatError
-        If the file cannot be read, or does not contain such a matrix.
-    """
-    where = os.fspath(path)
-    if where.lower().endswith(".npy"):
-        try:
-            found = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise FormatError(
-                f"found no NumPy array ({error}); save it with numpy.save", where=where
-            ) from None
-        is_matrix = found.dtype.kind in "iuf" and found.ndim == 2 and bool(np.isfinite(found).all())
-        whole: NDArray[np.int64] = found.astype(np.int64) if is_matrix else np.zeros(0, np.int64)
-        if not (is_matrix and np.array_equal(whole, found)):
-            said = (
-                f"found an array of {found.dtype} of shape {found.shape}; expected a matrix of whole numbers"
-            )
-            raise FormatError(said, where=where)
-        return whole
-    rows: list[list[int]] = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        words = re.split(r"\s*[,;]\s*|\s+", line.strip().rstrip(",;"))
-        if words == [""] or line.lstrip().startswith("#"):
-            continue
-        try:
-            rows.append(list(map(_bytes_of, words)))
-        except InputError as error:
-            raise FormatError(f"line {number}: {error.message}", where=where) from None
-        if len(rows[-1]) != len(rows[0]):
-            said = f"line {number}: found {format_count(len(rows[-1]), 'number')}; expected {len(rows[0])}"
-            raise FormatError(f"{said}, as in the first line", where=where)
-    return np.array(rows, np.int64)
-
-
-def _bytes_of(word: str) -> int:
-    """Bytes from a word of a matrix: a whole number in any notation, or a size with a unit.
-
-    Raises `InputError` if the word is neither.
-    """
-    if not _NUMBER.fullmatch(word):
-        if not word[:1].isdigit():
-            said = (
-                f"found {word!r}; expected a number of bytes or a size such as '64KB', without names of rows"
-            )
-            raise InputError(f"{said} or columns")
-        return parse_size(word)
-    value = float(word)
-    if not 0 <= value < 2**62:
-        raise InputError(f"found {word!r}; expected from 0 to less than 2**62 bytes")
-    if not value.is_integer():
-        raise InputError(f"found {word!r}; expected a whole number of bytes")
-    return int(word) if word.isdecimal() else int(value)
-
-
 def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
     """Chunks of all pairs of ranks, row by row; `counts` is the matrix of the number of chunks per pair."""
     alone = [(rank,) for rank in range(len(counts))]
@@ -257,35 +182,6 @@ def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
     return tuple(
         chunk for row, column, count in pairs for chunk in (Chunk(alone[row], alone[column]),) * count
     )
-
-
-def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int64]:
-    """Check a matrix of bytes per pair of ranks; return it as int64 with 0 on the diagonal.
-
-    - `name`: Owner of the ranks, for error messages.
-    """
-    try:
-        table = np.asarray(sizes)
-    except ValueError:
-        raise CollectiveError("found rows that differ in length; expected a matrix", where="sizes") from None
-    if table.dtype.kind == "f" and (table == np.floor(table)).all() and (abs(table) < 2**62).all():
-        table = table.astype(np.int64)
-    if table.shape != (num_ranks, num_ranks):
-        raise CollectiveError(
-            f"found a matrix of shape {table.shape}; expected {(num_ranks, num_ranks)}, a row and a column "
-            f"for each rank of {name}",
-            where="sizes",
-        )
-    if table.dtype.kind not in "iu":
-        raise CollectiveError(f"found {table.dtype} numbers; expected whole numbers of bytes", where="sizes")
-    if (table < 0).any():
-        row, column = (int(i) for i in np.argwhere(table < 0)[0])
-        said = f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more"
-        raise CollectiveError(said, where="sizes")
-    if table.astype(float).sum() >= _MOST_BYTES:
-        total = f"found {table.astype(float).sum():.3g} bytes in total"
-        raise CollectiveError(f"{total}; expected less than 2**62", where="sizes")
-    return table.astype(np.int64) * ~np.eye(num_ranks, dtype=bool)
 
 
 def _busiest_bytes(table: NDArray[np.int64]) -> int:

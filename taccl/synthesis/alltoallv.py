@@ -11,10 +11,10 @@ from taccl.errors import InputError
 from taccl.problem.alltoallv import (
     alltoallv_problem,
     borders_of,
-    checked_sizes,
     default_chunk_bytes,
     usual_chunk_bytes,
 )
+from taccl.problem.byte_matrices import checked_sizes
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import schedule_large, why_not
 

@@ -6,6 +6,7 @@ import inspect
 import math
 import random
 import warnings
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import pytest
 import taccl
 from taccl._internal.arguments import checked, kinds_of, quoted, whole_number
 from taccl.errors import InputError
-from taccl.problem.alltoallv import load_sizes
+from taccl.problem.byte_matrices import load_sizes
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments  # noqa: TC001  looked up by its name
@@ -185,7 +186,7 @@ def test_keywords_of_a_record_are_read_by_its_fields():
         taken(rots=[1])
 
 
-@pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), 3.0])
+@pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), 3.0, Decimal(3)])
 def test_whole_numbers_of_any_kind(number):
     """A whole number of any integer type, such as numpy's, becomes a Python int."""
     assert type(whole_number(number, "seed", at_least=0)) is int
