@@ -41,9 +41,12 @@ _LONG_KEY = re.compile(
 )
 #: Line of text that a logger of containers, a log service, a notebook or a tool of remote commands stores as
 #: a string in JSON or YAML. `_AROUND_LINES`: line around a list of such lines; one with ``=`` is TOML.
+#: Several strings in one line are a row of a table whose cells are in quotes, unless braces are around them.
+_STRING = r"\"(?:[^\"\\\n]|\\.)*+\""
 _LOGGED_LINE = re.compile(
-    r"[^\S\n]*(?:-[^\S\n]+)?(?:\{[^\n]*?\"(?:log|line|message|msg|stdout|textPayload)\"\s*:\s*)?"
-    r"(\"(?:[^\"\\\n]|\\.)*+\")(?:[^\S\n]*,[^\S\n]*\"[^\n]*)?[\s,}\]]*"
+    rf"[^\S\n]*(?:-[^\S\n]+)?(?:(?P<alone>{_STRING})|"
+    r"\{[^\n]*?\"(?:log|line|message|msg|stdout|textPayload)\"\s*:\s*"
+    rf"(?P<field>{_STRING})(?:[^\S\n]*,[^\S\n]*\"[^\n]*)?)[\s,}}\]]*"
 )
 _AROUND_LINES = re.compile(r"[^\"=\n]*=>\s*\{\s*|\s*\"?(?:msg|stdout_lines|output)\"?:\s*\[?\s*|[\s\]},]*")
 
@@ -103,10 +106,11 @@ def _unlogged(text: str) -> str:
         found = _LOGGED_LINE.fullmatch(line)
         if found is None and _AROUND_LINES.fullmatch(line):
             continue
-        if found is None or len(lines) == 1 and "\\n" not in found[1]:
+        string = "" if found is None else found["alone"] or found["field"]
+        if not string or len(lines) == 1 and "\\n" not in string:
             return text
         try:
-            texts.append(json.loads(found[1], strict=False).removesuffix("\n"))
+            texts.append(json.loads(string, strict=False).removesuffix("\n"))
         except ValueError:
             return text
     return "\n".join(texts) or text

@@ -90,6 +90,7 @@ def _whole(table: NDArray[Any]) -> NDArray[Any]:
         return table
     wrong: tuple[int, ...] | None = None
     if table.dtype.kind == "f":
+        table = table.astype(np.float64)
         if not (is_wrong := ~((table == np.floor(table)) & (abs(table) < _MOST_BYTES))).any():
             return table.astype(np.int64)
         wrong = tuple(np.argwhere(is_wrong)[0].tolist())

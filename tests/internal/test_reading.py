@@ -228,6 +228,7 @@ def test_the_folder_of_a_plan_is_named(tmp_path):
     ('hosts = [\n  "a",\n  "b",\n]\n', None), ('{"stdout": "a"}', None),
     ('{"stages": [{"message": "a", "took_s": 1}], "notes": ["b\\nc"]}\n\n', None),
     ('{"log": "a"}\n', None), ('{"log": 3}\n{"log": "a"}\n', None), ('"a"\n\\"\n', None), ('"a","b"\n"c",3\n', None),
+    ('"a","b"\n"c","d"\n', None), ('"a", "b",\n"c", "d",\n', None),
 ])  # fmt: skip
 def test_lines_that_a_logger_stored_are_the_text(tmp_path, text, told):
     """If each line is a record of a logger or a string in JSON, these are the text of a file."""
