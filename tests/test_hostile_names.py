@@ -13,6 +13,7 @@ from taccl.analysis.simulation.steady import initiation_interval
 from taccl.cli import main
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.formats.registry import read, write
+from taccl.topology.builder import warn_of_assumptions
 from tests.fuzzing import thinned
 
 NAMES = {
@@ -64,6 +65,9 @@ def test_reprs(schedule, name):
     for each in on_a_line:
         assert repr(each).isprintable()
         assert str(each).isprintable()
+    with pytest.warns(taccl.AssumptionWarning) as warned:
+        warn_of_assumptions(name, ["a rate"])
+    assert str(warned[0].message).isprintable()
     assert schedule.table().count("\n") == schedule.num_transfers
     for text in (repr(overlapping), schedule.table(), simulation.table(), taccl.interpret(program)):
         assert in_full_sight(str(text))

@@ -172,7 +172,8 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
 
     data = _parsed(plain, source)
     if not isinstance(data, dict):
-        raise FormatError(f"found a JSON {type(data).__name__}; expected an object with fields", where=source)
+        kind = {list: "list", str: "string", bool: "boolean", type(None): "null"}.get(type(data), "number")
+        raise FormatError(f"found a JSON {kind}; expected an object with fields", where=source)
     return data
 
 

@@ -8,6 +8,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked_as
+from taccl._internal.names import shown
 from taccl._internal.units import exact, format_count
 from taccl.errors import AssumptionWarning, InputError, TopologyError, warn
 from taccl.topology.links import AlphaMeaning, Hold, Link, Resource, Side, ends_text, made_of
@@ -266,7 +267,7 @@ def warn_of_assumptions(name: str, assumed: Sequence[str]) -> None:
     """Warn of the assumptions on which a topology rests, if any, with an `AssumptionWarning`."""
     if assumed:
         told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
-        warn(f"{name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
+        warn(f"{shown(name)}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
 
 
 def _beta_of_edge(attributes: Mapping[str, Any], where: str) -> Fraction:

@@ -29,8 +29,8 @@ from taccl.topology.topology import Topology
 NvlinkUse = Literal["auto", "pairs", "switch"]
 
 MAX_FILE_BYTES = 10**6
-#: Rate of one NVLink in GB/s in each direction.
-_NVLINK_GB_PER_S = 25
+#: Rate of one NVLink in GB/s in each direction; the second is that of GB200.
+_NVLINK_GB_PER_S, _GB200_NVLINK_GB_PER_S = 25, 50
 #: GB/s each way of one NVLink on GPUs with other rates, by their data sheets.
 _OTHER_NVLINKS = "20 (P100), 14 (RTX 3090, A6000) or 50 (B200)"
 #: Rate in GB/s in each direction between a GPU and its CPU over NVLink-C2C (GH200, GB200; data sheets).
@@ -98,7 +98,8 @@ def load_nvidia_smi(
     server = PcieServer(Path(where).stem, gpus=list(matrix.gpus))
     server.assumed += matrix.assumed
     server.nvlinks, server.switches = _nvlinks(matrix, nvlink_joins, where)
-    nvlink_rate = _NVLINK_GB_PER_S if nvlink_gb_per_s is None else nvlink_gb_per_s
+    usual_rate, of_gpus = _nvlink_guess(matrix)
+    nvlink_rate = usual_rate if nvlink_gb_per_s is None else nvlink_gb_per_s
     server.nvlink_beta_us_per_mb = beta_of_bandwidth(nvlink_rate, where="nvlink_gb_per_s")
     pcie_beta, guess = (
         _pcie_guess(server, None if nic_gb_per_s is None else nic_beta)
@@ -123,8 +124,7 @@ def load_nvidia_smi(
         )
     if nvlink_gb_per_s is None and (server.nvlinks or server.switches):
         server.assumed.append(
-            f"{nvlink_rate} GB/s for an NVLink each way, as of V100, A100 and H100; other GPUs have "
-            f"{_OTHER_NVLINKS} (nvlink_gb_per_s=)"
+            f"{nvlink_rate} GB/s for an NVLink each way, as of {of_gpus} (nvlink_gb_per_s=)"
         )
     if guess:
         server.assumed.append(guess)
@@ -169,6 +169,14 @@ def _joined(server: PcieServer) -> list[str]:
         who = f"ranks {in_runs(lacking)} have" if len(lacking) > 1 else f"rank {in_runs(lacking)} has"
         assumed.append(f"{who} no NVLinks, as no cell shows them")
     return assumed
+
+
+def _nvlink_guess(matrix: Matrix) -> tuple[int, str]:
+    """GB/s of an NVLink each way without a stated rate, and the GPUs with this rate as text."""
+    cpus = [matrix.affinity[gpu] for gpu in matrix.coherent if gpu in matrix.affinity]
+    if 1 < len(set(cpus)) < len(cpus):  # one affinity of all GPUs may be that of a container
+        return _GB200_NVLINK_GB_PER_S, "GB200, as several GPUs share a CPU over NVLink-C2C"
+    return _NVLINK_GB_PER_S, f"V100, A100 and H100; other GPUs have {_OTHER_NVLINKS}"
 
 
 def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction, str]:

@@ -446,6 +446,24 @@ def test_a_gpu_with_a_numa_id_reaches_its_nics_over_c2c(tmp_path, numa_id, rate)
     assert any("NVLink-C2C joins GPU0" in each for each in topology.assumed) == (rate == 100)
 
 
+@pytest.mark.parametrize(("num_cpus", "rate"), [(2, 900), (4, 450), (1, 450)])
+def test_gpus_that_share_a_cpu_over_c2c_have_the_nvlinks_of_gb200(tmp_path, num_cpus, rate):
+    """18 NVLinks of GB200 carry 900 GB/s; a GH200 has a CPU of its own, and links of half that rate.
+
+    One affinity of all four GPUs may be that of a container.
+    """
+    gpus = [f"GPU{i}" for i in range(4)]
+    rows = [["", *gpus, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]]
+    for i, gpu in enumerate(gpus):
+        cpu = i * num_cpus // 4
+        cells = ["X" if gpu == other else "NV18" for other in gpus]
+        rows.append([gpu, *cells, f"{72 * cpu}-{72 * cpu + 71}", str(cpu), str(8 * i + 4)])
+    (tmp_path / "grace.txt").write_text("".join("\t".join(row) + "\n" for row in rows))
+    topology = load_quietly(tmp_path / "grace.txt")
+    assert {1000 / link.beta_us_per_mb for link in topology.links} == {rate}
+    assert any("as of GB200, as several GPUs share" in each for each in topology.assumed) == (rate == 900)
+
+
 @pytest.mark.parametrize("mixed", [True, False])
 def test_lines_of_several_hosts_are_distinguished(tmp_path, mixed):
     """If a launcher marks lines with their host, in any order, only those of the first host are read."""
