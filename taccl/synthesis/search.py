@@ -390,6 +390,16 @@ class Search:
             raise
         self.account(name, since, message="time outside its stages")
 
+    @contextmanager
+    def kept_at_ctrl_c(self, best: Callable[[], Search | None]) -> Iterator[None]:
+        """Context in which Ctrl-C adds the best search so far to `others`, so that its schedule counts."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if (kept := best()) is not None:
+                self.others.append(kept)
+            raise
+
     def prove(self, bound: Certificate, since: float) -> None:
         """Keep and log a bound whose computation began at `since`."""
         self.bound = bound

@@ -109,7 +109,7 @@ def offer_estimated(search: Search) -> Search | None:
     if forms.has_no_time_for_both:
         steps.reverse()
     for step in steps if forms.best is not None else ():
-        with suppress(InputError, OutOfTime):
+        with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: forms.best):
             step()
     if (best := forms.best) is not None and best.best is not None:
         tried_finer(problem).add(BY_ESTIMATE)
@@ -340,7 +340,7 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             late.append(name)
             continue
         found = None
-        with suppress(InputError, OutOfTime), until.enforced():
+        with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: best), until.enforced():
             found = baseline(name, open_problem)
             tried.add(name)
         if found is None:  # time was up: take the best complete schedule
@@ -373,7 +373,7 @@ def offer_balanced_groups(search: Search) -> Search | None:
     for most in (portfolio.first_transfers // 2, 2 * portfolio.first_transfers):
         spent_s = time.monotonic() - since
         try:
-            with until.enforced():
+            with search.kept_at_ctrl_c(lambda: made), until.enforced():
                 finer = cut_balanced(problem, policy=search.options.policy, most_transfers=most)
                 if found is not None:
                     parts = finer.collective.num_chunks // found.problem.collective.num_chunks

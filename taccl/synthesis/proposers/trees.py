@@ -130,7 +130,8 @@ def offer_trees(search: Search) -> Search | None:
     until = search.deadline.sooner(max(_SHARE * left_s, least_s))
     best, said, idle = None, "", 0
     search.report("spanning trees")
-    with suppress(NoSolutionError, InputError), until.enforced():  # NoSolutionError includes OutOfTime
+    kept = search.kept_at_ctrl_c(lambda: _holding(search, best, said))
+    with suppress(NoSolutionError, InputError), kept, until.enforced():  # NoSolutionError includes OutOfTime
         choosing = until.sooner(_ROOTS_SHARE * until.left_s)
         shares = root_shares(search.problem, lambda: choosing.has_passed)
         for problem, share in _in_chunks(search, shares):
@@ -155,13 +156,17 @@ def offer_trees(search: Search) -> Search | None:
         search.record("trees", "compiled", "no-solution", since, message=said)
         return None
     search.record("trees", "compiled", "done", since, finish_us=best.finish_us, message=said)
-    if best.problem is search.problem:
-        search.offer_whole(best, producer=best.producer, verified=True)
+    return _holding(search, best, said)
+
+
+def _holding(search: Search, best: Schedule | None, said: str) -> Search | None:
+    """Search in finer chunks that holds a verified schedule; None if `search` holds it, or without one."""
+    if best is None:
         return None
-    choice = f"spanning trees: {said}"
-    other = search.beside(best.problem, choice=choice)
+    in_chunks = best.problem is search.problem
+    other = search if in_chunks else search.beside(best.problem, choice=f"spanning trees: {said}")
     other.offer_whole(best, producer=best.producer, verified=True)
-    return other
+    return None if in_chunks else other
 
 
 def _in_chunks(search: Search, shares: Shares | None) -> Iterator[tuple[Problem, str]]:

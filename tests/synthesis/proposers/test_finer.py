@@ -90,6 +90,20 @@ def test_merged_forms_in_finer_chunks_must_pay(second_us, kept, monkeypatch):
     assert [each.us for each in forms.merged] == kept
 
 
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_form_that_is_built(monkeypatch):
+    """Ctrl-C in the search for mixed plans ends the search with the schedule that recursive multiplying has."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finer, "mixed_schedule", interrupted)
+    problem = taccl.make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=16_000_000)
+    result = taccl.synthesize(problem, time_limit_s=60)
+    assert (result.stopped, result.bound.kind) == ("interrupted", "none")
+    assert result.schedule.producer.startswith("multiplying")
+
+
 def test_copies_merge_inside_nodes_where_chunks_are_open():
     """In an allgather of 12 KB on three nodes, chunks of several nodes spread in one send to each other rank of a
     node, or in fewer sends than that.

@@ -8,6 +8,7 @@ import taccl
 from taccl._internal.deadline import Deadline
 from taccl.analysis.verification.verify import verify
 from taccl.synthesis.options import Options
+from taccl.synthesis.proposers import trees
 from taccl.synthesis.proposers.trees import along_trees, may_fill, offer_trees
 from taccl.synthesis.search import Search
 from taccl.topology.builder import TopologyBuilder
@@ -44,6 +45,24 @@ def test_the_number_of_chunks_comes_from_the_packing():
     assert best.problem.collective.chunks_per_rank % 3 == 0
     assert best.finish_us < 1.01 * 100 * 2 * 8 / 3
     assert "throughput-optimal" in search.stages[-1].message
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_best_trees_so_far(monkeypatch):
+    """Ctrl-C while trees in finer chunks are packed keeps the schedule along those in the chunks before."""
+    made = []
+
+    def interrupted_later(problem, *given, **options):
+        if made:
+            raise KeyboardInterrupt
+        made.append(along_trees(problem, *given, **options))
+        return made[0]
+
+    monkeypatch.setattr(trees, "along_trees", interrupted_later)
+    search = search_of(taccl.make_problem(uneven(), "allgather", size_bytes="400MB"))
+    with pytest.raises(KeyboardInterrupt):
+        offer_trees(search)
+    assert search.earliest_us == made[0].finish_us
 
 
 @pytest.mark.slow
