@@ -101,6 +101,16 @@ class TestBound:
         assert "without sketch  " in out and "; the sketch costs +" in out
 
     @pytest.mark.slow
+    def test_the_price_of_a_sketch_states_its_number_of_chunks(self, run, tmp_path):
+        """With an open number of chunks, the bounds for one chunk per rank, with and without the sketch, are adjacent."""
+        sketch = tmp_path / "relays.toml"
+        sketch.write_text('schema = 1\nmachine = "ndv2"\n[internode]\nconnections = { 0 = [1] }\n')
+        _, out, _ = run("bound", sketch, "--collective", "scatter", "--size", "1MB")
+        own, without = out.splitlines()[-2:]
+        assert own.startswith("  for 1 chunk per rank ") and without.startswith("  without sketch ")
+        assert " for 1 chunk per rank; the sketch costs +" in without
+
+    @pytest.mark.slow
     def test_saved_schedule(self, run, run_json, saved):
         """For a schedule file, `taccl bound` bounds its problem, and compares the bound with the schedule."""
         code, values = run_json("bound", saved)

@@ -103,9 +103,10 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
         other,
     ]
     if problem.clauses != problem.clauses.only("merge"):
-        scope = f" for {prices.bound.scope}" if problem.chunks_open else ""
-        price = f"{_brief(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}{scope}"
-        rows.insert(-1, ("without sketch", price))
+        # The cost of the sketch compares bounds for one number of chunks; an open one has the row `other`.
+        at, scope = (len(rows), f" for {prices.bound.scope}") if problem.chunks_open else (-1, "")
+        price = f"{_brief(prices.without_sketch)}{scope}; the sketch costs {prices.sketch:+.2%}"
+        rows.insert(at, ("without sketch", price))
     if problem.topology.assumed:
         rows.append(("model", problem.topology.proviso))
     if in_switches is not None:
