@@ -106,6 +106,16 @@ def _own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_mixes():
+    """Shorten searches for mixed plans, which otherwise take much of the time of searches and plans."""
+    from tests.effort import shorten_mixes
+
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_mixes(patch)
+        yield
+
+
 @pytest.fixture(scope="session")
 def _numbered_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Iterator over paths of folders that are named by successive numbers."""

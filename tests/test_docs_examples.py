@@ -30,7 +30,7 @@ from taccl.baselines import passages, spread
 from taccl.cli import main
 from taccl.placement import tuning
 from taccl.plot import sizes, style
-from tests.effort import PATIENT, first_bounds, quick_fits, shorten_mixes
+from tests.effort import PATIENT, first_bounds, quick_fits
 from tests.foreign import OURS, REAL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,7 +121,6 @@ def short_searches(monkeypatch):
     some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce",)}
     monkeypatch.setattr(tuning, "LIBRARY_NAMES", some)
     monkeypatch.setattr(passages, "_MOST_TRIES", 2)
-    shorten_mixes(monkeypatch)
     for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # tests of pages draw their pictures
         monkeypatch.setattr(f"taccl.plot.report.{most}", 0)
     monkeypatch.setattr(style, "render", lambda picture, format: b"tests of pictures render them")

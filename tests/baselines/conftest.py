@@ -26,6 +26,13 @@ def unit_costs() -> dict[str, int]:
 
 
 @pytest.fixture
+def annealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Improve mixed plans by short runs of simulated annealing, too, which tests leave out by default."""
+    monkeypatch.setattr("taccl.baselines.multiplying_mixes._RUNS", 3)
+    monkeypatch.setattr("taccl.baselines.multiplying_mixes._MOVES", 1500)
+
+
+@pytest.fixture
 def make() -> Callable[..., Problem]:
     """Function of a collective's name and a topology that returns a problem of 1000-byte chunks."""
 

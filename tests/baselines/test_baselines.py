@@ -83,7 +83,7 @@ def test_baselines_are_functions_of_the_namespace(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
-def test_repeated_runs_agree(name, make):
+def test_repeated_runs_agree(name, make, annealed):
     """A baseline gives the same schedule each time."""
     problem = make("allreduce", one_for(name, fabrics.torus(2, 4, ranks_per_node=4)))
     assert BASELINES[name](problem).digest() == BASELINES[name](problem).digest()

@@ -357,7 +357,7 @@ def eight_ranks(*, parts):
 
 
 @pytest.mark.slow
-def test_the_search_for_a_mix_ends_at_its_deadline_with_a_plan():
+def test_the_search_for_a_mix_ends_at_its_deadline_with_a_plan(annealed):
     """Once time is up, a mix of equal parts or better is built, though a longer search finds a faster one."""
     problem = make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     problem = replace(problem, chunks_open=True)
@@ -377,7 +377,7 @@ def test_a_mixed_plan_is_built_only_if_it_may_be_earlier():
 
 
 @pytest.mark.slow
-def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
+def test_a_mix_uses_ports_that_a_single_plan_leaves_idle(annealed):
     """A mix of plans uses ports in the time in which a single plan leaves them idle, between scattering and
     gathering.
 
@@ -394,7 +394,7 @@ def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
 
 
 @pytest.mark.slow
-def test_estimates_of_mixes_are_exact_behind_ports():
+def test_estimates_of_mixes_are_exact_behind_ports(annealed):
     """If all ranks have equal ports, `MixTimes` and the step timeline predict the finish of a mix of plans
     exactly."""
     problem = eight_ranks(parts=16)
@@ -472,10 +472,10 @@ def test_finer_chunks_of_a_mix_are_used_if_they_pay(monkeypatch):
     An allreduce of 256 kB on four DGX-A100 ends after 11.49 us with 128 chunks. A part that is scattered over
     32 ranks then has at least a quarter of the chunks.
     """
-    monkeypatch.setattr(multiplying_mixes, "_RUNS", 0)
+    monkeypatch.setattr(multiplying_mixes, "_PATIENCE", 600)
+    topology = taccl.topologies.dgx_a100(4, protocol="ll")
     far, near = (
-        multiplying(make_problem(taccl.topologies.dgx_a100(4, protocol="ll"), "allreduce", size_bytes=size))
-        for size in (256_000, 8_000)
+        mixed_schedule(make_problem(topology, "allreduce", size_bytes=size)) for size in (256_000, 8_000)
     )
     assert taccl.verify(far).ok
     assert far.problem.collective.num_chunks == 512
@@ -484,7 +484,7 @@ def test_finer_chunks_of_a_mix_are_used_if_they_pay(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_mix_has_fine_chunks_even_if_they_gain_little():
+def test_a_mix_has_fine_chunks_even_if_they_gain_little(annealed):
     """On four DGX-A100 the mix of 1 MB in 1024 chunks ends 0.3 % before the one in 512, after 35.465 us."""
     found = mixed_schedule(make_problem(taccl.topologies.dgx_a100(4), "allreduce", size_bytes=1_000_000))
     assert taccl.verify(found).ok
@@ -494,7 +494,7 @@ def test_a_mix_has_fine_chunks_even_if_they_gain_little():
 
 def test_annealing_improves_on_local_search(monkeypatch):
     """A short run of annealing shortens 1 MB on two DGX-H100 by a further 1 % in coarse chunks."""
-    monkeypatch.setattr(multiplying_mixes, "_STARTS", 1)
+    monkeypatch.setattr(multiplying_mixes, "_PATIENCE", 600)
     monkeypatch.setattr(multiplying_mixes, "_MOVES", 1500)
     topology, ticks = taccl.topologies.dgx_h100(2).under("ll"), []
     problem = to_mix(make_problem(topology, "allreduce", size_bytes=10**6))[-1]
@@ -516,7 +516,7 @@ def test_a_mix_in_other_chunks_keeps_the_shares_of_its_parts():
 
 
 @pytest.mark.slow
-def test_two_nodes_of_two_ranks_are_mixed():
+def test_two_nodes_of_two_ranks_are_mixed(annealed):
     """Two nodes of two ranks mix plans, although their links form a ring.
 
     The optimum for four chunks of 64 kB is 4.767 us, by an exact model: one chunk crosses before it is summed

@@ -254,7 +254,7 @@ def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
 
 
 @pytest.mark.slow
-def test_the_protocol_that_was_seen_is_taken(tmp_path):
+def test_the_protocol_that_was_seen_is_taken(tmp_path, _quick_fits):
     """At the sizes of a log, a profile fitted to it uses the log's protocol; at other sizes it considers all
     fitted protocols."""
     sizes = tuple(2**power for power in range(3, 30, 3))
