@@ -86,7 +86,7 @@ def diagnoses(page: str) -> dict[str, Axes]:
             assert text is not None, "the page has these logs"
             log = Path(made) / f"{name}.log"
             log.write_text(text[1])
-            series = taccl.diagnose([str(log)], topology, budget_s=0).series[0]
+            series = taccl.diagnose([str(log)], topology, gains=False).series[0]
             found[f"diagnose-{name}"] = taccl.plot.diagnosis(series, ax=figure(width=7, height=3.6))
     return found
 

@@ -239,7 +239,7 @@ def test_quoted_verdicts_are_those_of_diagnose(tmp_path, monkeypatch):
         words = shlex.split(command)[2:]
         logs = [word for word in words if word.endswith((".log", ".txt"))]
         topology = words[words.index("--topology") + 1] if "--topology" in words else None
-        found = taccl.diagnose(logs, topology, budget_s=0)
+        found = taccl.diagnose(logs, topology, gains=False)
         printed = re.match(r"\n```\n\n```text\n(.*?)```", after, re.DOTALL)
         if printed:
             assert printed[1].splitlines() == repr(found).splitlines()

@@ -8,18 +8,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from statistics import median
 
-from taccl._internal.arguments import Count, Duration, checked
+from taccl._internal.arguments import Count, Seconds, checked
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_size
 from taccl.errors import FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
-from taccl.explore.possible_gains import gains_of
+from taccl.explore.possible_gains import with_gains
 from taccl.explore.verdict import OVER, conclusion
 from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
 from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import Kink, irregularity_note, kinks, middle_clause, slow_middle
-from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
+from taccl.measure.diagnosis import Diagnosis, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below
 from taccl.measure.gpus import NO_PEERS, has_no_peers, may_be_bridged
 from taccl.measure.logs import OTHER_LIBRARY
@@ -39,6 +39,8 @@ _SMALL = 4096
 _BY_SCHEDULES = (
     "usual times are those of schedules under the profile; formulas, as of `taccl fit`, differ by some %"
 )
+#: Max share of the time for verdicts with their bounds and limits; the rest is for better schedules.
+_VERDICT_SHARE = 0.6
 #: Min ratio of a message's expected time to that of small messages, for its time to depend on its bytes.
 _ADDED = 1.2
 
@@ -48,7 +50,7 @@ def diagnose(
     logs: Sequence[str | os.PathLike[str]], topology: Topology | str | None = None, *,
     nodes: Count | None = None, profile: str | None = None, collective: str | None = None,
     in_place: bool = False, ranks: Sequence[int] | None = None, without_ranks: Sequence[int] = (),
-    budget_s: Duration = 20.0,
+    gains: bool = True, time_limit_s: Seconds = 20.0,
 ) -> Diagnosis:  # fmt: skip
     """Judge measured bandwidths and latencies: limits, likely causes of slow sizes, and better schedules.
 
@@ -70,8 +72,11 @@ def diagnose(
         True for the in-place times of nccl-tests and rccl-tests.
     ranks, without_ranks : sequence of int
         Ranks of the topology that took part, or did not, as CUDA_VISIBLE_DEVICES says.
-    budget_s : float
-        Seconds for better schedules; 0 seeks none.
+    gains : bool
+        True to seek better schedules, for up to 16 ranks.
+    time_limit_s : float
+        Max seconds. A verdict is always made. Bounds and limits that need more time are left out, and so are
+        better schedules; notes say so.
 
     Returns
     -------
@@ -89,18 +94,20 @@ def diagnose(
     machine = Machine(topology, nodes, profile, ranks, without_ranks)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericsWarning)  # rounding is far below the noise of measurements
-        return _diagnosis(logs, machine, collective, budget_s, in_place=in_place)
+        deadline = Deadline.after(time_limit_s)
+        return _diagnosis(logs, machine, collective, deadline, in_place=in_place, gains=gains)
 
 
 def _diagnosis(
     logs: Sequence[str | os.PathLike[str]],
     machine: Machine,
     collective: str | None,
-    budget_s: float,
+    deadline: Deadline,
     *,
     in_place: bool,
+    gains: bool,
 ) -> Diagnosis:
-    """Diagnose the logs of one machine: a verdict for each collective and number of ranks."""
+    """Diagnose the logs of one machine: a verdict for each collective and number of ranks, then gains."""
     read = read_logs(logs, collective=collective, in_place=in_place)
     gpus = next((log.gpus for log in read if log.gpus), frozenset())
     network = next((log.debug.network for log in read if log.debug.network), "")
@@ -126,8 +133,8 @@ def _diagnosis(
         for debug in (log_of[each.source].debug,)
     ]
     shares = [_share(each) for each in expectations]
-    deadline = Deadline.after(budget_s)
-    found = []
+    found, sound = list[SeriesDiagnosis](), list[int]()
+    verdicts = deadline.sooner(_VERDICT_SHARE * deadline.left_s)
     for index, (each, share) in enumerate(zip(expectations, shares, strict=True)):
         same = {
             other.topology.num_nodes: part
@@ -147,7 +154,15 @@ def _diagnosis(
             )
         if log.debug.algorithms:
             notes.append(_algorithm_note(each, log.debug.algorithms))
-        found.append(_judged(each, facts, deadline, notes, machine, log))
+        if _is_faulty(facts):
+            notes.append("better schedules are not sought until the machine performs as expected")
+        else:
+            sound.append(index)
+        limit = verdicts.sooner(verdicts.left_s / (len(expectations) - index))
+        found.append(_judged(each, facts, limit, notes, machine, log))
+    for number, index in enumerate(sound if gains else ()):
+        limit = deadline.sooner(deadline.left_s / (len(sound) - number))
+        found[index] = with_gains(found[index], expectations[index], limit, machine)
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
     if expectations:
         judged = [each.series for each in expectations]
@@ -405,10 +420,15 @@ def _unaligned_bytes(series: Series) -> int:
     return part if part % PACK_BYTES else 0
 
 
+def _is_faulty(facts: Facts) -> bool:
+    """True if a machine performs worse than expected, so that better schedules would not help."""
+    return facts.is_late or facts.is_unjudged or (facts.share is not None and facts.share < WITHIN_ERROR)
+
+
 def _judged(
     expected: Expectation, facts: Facts, deadline: Deadline, notes: Sequence[str], machine: Machine, log: Log,
 ) -> SeriesDiagnosis:  # fmt: skip
-    """Verdict on one measured series, with likely causes, limits and better schedules."""
+    """Verdict on one measured series, with likely causes, a bound and limits."""
     series, on = expected.series, expected.topology
     factor = busbw_factor(series.collective, series.num_ranks)
     causes = causes_of(facts)
@@ -417,8 +437,12 @@ def _judged(
     limits: tuple[Limit, ...] = ()
     if facts.share is not None:
         with suppress(OutOfTime):
-            bound_us = expected.bound_us()
-        limits = expected.limits(series.times_us[-1])
+            bound_us = expected.bound_us(deadline.left_s / 2)
+        try:
+            with deadline.enforced():
+                limits = expected.limits(series.times_us[-1])
+        except OutOfTime:
+            notes = [*notes, "the time limit left no time for the busiest resources; give more time"]
     points = tuple(
         Point(series.size_bytes[place], series.times_us[place], found[0].time_us, str(found[0]))
         for place, found in zip(expected.places, expected.choices, strict=True)
@@ -428,21 +452,10 @@ def _judged(
     verdict = "; ".join(filter(None, [said, *clauses(expected, facts, bound_us, factor)]))
     verdict += conclusion(facts, causes, bound_share)
     verdict += "".join(f"; {note}" for note in log.notes if note.startswith(WRONG))
-    gains: tuple[Gain, ...] = ()
-    is_faulty = facts.is_late or facts.is_unjudged or facts.share is not None and facts.share < WITHIN_ERROR
-    if is_faulty:
-        notes = [*notes, "better schedules are not sought until the machine performs as expected"]
-    else:
-        gains = tuple(gains_of(expected, deadline, machine))
-        if gains and on.num_nodes > 1:
-            notes = [*notes, "no log has tested predictions of better schedules on several nodes"]
-        if gains and not on.protocols:
-            said = f"no better schedules are sought below {format_size(LARGE)}"
-            notes = [*notes, f"{said}, as latencies of schedules on {on.machine or on.name} are unknown"]
     predicted_us = tuple(expected.predicted_us.tolist())
     return SeriesDiagnosis(
         series, on.name, factor, points, predicted_us, bound_us, facts.share, small_us, usual_us, limits,
-        causes, tuple(sizes_off(facts)), gains, verdict, tuple(notes), library_name(on),
+        causes, tuple(sizes_off(facts)), (), verdict, tuple(notes), library_name(on),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -280,20 +281,21 @@ class Expectation:
                 shares[each.algorithm] = min(share, shares.get(each.algorithm, 1.0))
         return shares
 
-    def bound_us(self) -> float | None:
+    def bound_us(self, most_s: float = math.inf) -> float | None:
         """Lower bound in us for the largest size, launch included, over all chunkings.
 
         None above `_BOUND_RANKS` ranks.
+
+        - `most_s`: Max seconds; raises `OutOfTime` if no bound is found in time.
         """
         num_ranks = self.topology.num_ranks
         if num_ranks > _BOUND_RANKS:
             return None
-        problem, budget_s = self.problem(self.series.size_bytes[-1]), _BOUND_S
+        problem, budget_s = self.problem(self.series.size_bytes[-1]), min(_BOUND_S, most_s)
         if num_ranks > _SEARCH_RANKS:
             budget_s = 0.0
-        found = lower_bound(
-            problem, divisible=True, budget_s=budget_s, limit_s=4 * budget_s, end_s=5 * _BOUND_S
-        )
+        limit_s, end_s = min(4 * budget_s, most_s), min(5 * _BOUND_S, most_s)
+        found = lower_bound(problem, divisible=True, budget_s=budget_s, limit_s=limit_s, end_s=end_s)
         return found.bound_us + float(self.topology.launch_us)
 
     def limits(self, measured_us: float) -> tuple[Limit, ...]:

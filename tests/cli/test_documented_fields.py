@@ -24,7 +24,7 @@ COMMANDS = {
     "`baseline --list`": ("baseline", "--list"),
     "`suggest`": ("suggest", "ring:4", "--collective", "allgather", "--size", "4KB", "--time-limit", 1),
     "`suggest --check`": ("suggest", "ring:4", *SMALL[2:], "--check", "{sketch}"),
-    "`diagnose`": ("diagnose", "{log}", "--topology", "dgx-h100", "--budget", 1),
+    "`diagnose`": ("diagnose", "{log}", "--topology", "dgx-h100", "--time-limit", 60),
     "`reorder`": ("reorder", "{pairs}", "--algorithm", "ring", "--size", "1MB"),
     "`probe --dry-run`": ("probe", "-n", 4, "-o", "{folder}/probe.csv", "--dry-run"),
     "`warmup`": ("warmup",),

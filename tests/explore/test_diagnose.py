@@ -1,6 +1,7 @@
 """Diagnoses name the fault of a machine and no other, and state what the figures cannot decide."""
 
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from taccl.measure.diagnosis import Gain
 from taccl.measure.facts import Facts, OtherNics
 from taccl.measure.series import Series
 from taccl.topology.transform import subset
+from tests.effort import AMPLE_S
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
 from tests.nvswitch import matrix, server_xml
 
@@ -35,7 +37,7 @@ def judged(path, *more, **given):
 
 def with_limits(path, *more, **given):
     """Diagnosis of a log with one series, without a search for better schedules."""
-    (found,) = taccl.diagnose([path, *more], budget_s=0, **given).series
+    (found,) = taccl.diagnose([path, *more], gains=False, **given).series
     return found
 
 
@@ -97,7 +99,7 @@ def test_few_channels_of_messages_between_nodes_are_told(log, nodes, version, to
         for i in range(8 * nodes)
     )
     row = f" {2**30} {2**28} float sum -1 {2**30 / 25e3:.1f} 25.00 25.00 0\n"
-    found = taccl.diagnose([log("# sendrecv_perf\n" + gpus + version + row)], "dgx-h100", budget_s=0)
+    found = taccl.diagnose([log("# sendrecv_perf\n" + gpus + version + row)], "dgx-h100", gains=False)
     assert "50% of the rate of a NIC" in found.links[0]
     assert told in found.links[0]
     assert ("NCCL_NCHANNELS_PER_NET_PEER" in found.links[0]) == bool(told)
@@ -111,7 +113,7 @@ def test_messages_between_two_gpus_have_the_links_between_them(log, machine, sai
     """46 GB/s is the rate of the link between two MI300X, and a part of what a switch carries on A100."""
     gpus = "".join(GPU.format(rank, rank, "") for rank in range(8))
     row = f" {2**30} {2**28} float sum -1 {2**30 / 46e3:.1f} 46.00 46.00 0\n"
-    found = taccl.diagnose([log("# sendrecv_perf\n" + gpus + row)], machine, budget_s=0)
+    found = taccl.diagnose([log("# sendrecv_perf\n" + gpus + row)], machine, gains=False)
     assert said in found.links[0]
 
 
@@ -426,9 +428,9 @@ def test_a_fall_in_steps_is_no_change_of_protocol():
 def test_another_collective_in_the_log_shows_that_nics_work(log):
     """Half of the rate in an allgather, after an allreduce at the whole rate, is no fault of the NICs."""
     slow = network_log([NIC / 2] * 8)
-    (alone,) = taccl.diagnose([log(slow)], budget_s=0).series
+    (alone,) = taccl.diagnose([log(slow)], gains=False).series
     path = log(network_log([NIC] * 8, name="all_reduce") + slow)
-    whole, half = taccl.diagnose([path], budget_s=0).series
+    whole, half = taccl.diagnose([path], gains=False).series
     assert "4 NICs" in alone.verdict and "nic-unused" in rates(alone, "possible")
     assert not whole.causes and not half.causes
     assert "no documented cause" in half.verdict
@@ -655,10 +657,35 @@ def test_better_schedules_come_with_error_and_command(log):
 
 
 @pytest.mark.slow
+def test_a_verdict_is_made_however_short_the_limit(log):
+    """Without any time there is the usual verdict, with a weaker bound; notes say what is left out."""
+    path = log(node_log(NVLS))
+    (found,), (whole,) = (
+        taccl.diagnose([path], **how).series for how in ({"time_limit_s": 1e-6}, {"gains": False})
+    )
+    assert (found.gains, found.limits) == ((), ())
+    assert whole.limits and found.bound_us < whole.bound_us
+    assert found.verdict.partition(",")[0] == whole.verdict.partition(",")[0]
+    assert set(found.notes) - set(whole.notes) == {
+        "the time limit left no time for the busiest resources; give more time",
+        "the time limit cut the search for better schedules at 8KiB, 512KiB, 256MiB; give more time",
+    }
+
+
+@pytest.mark.slow
+def test_better_schedules_are_sought_briefly(log, monkeypatch):
+    """An allreduce takes the first mix of plans, and searches for no better one, which takes seconds."""
+    module = sys.modules["taccl.baselines.multiplying"]
+    monkeypatch.setattr(module, "soonest_mix", lambda *_: pytest.fail("a search for the best mix"))
+    (found,) = taccl.diagnose([log(node_log(NVLS))], time_limit_s=AMPLE_S).series
+    assert {each.size_bytes for each in found.gains} == {2**13, 2**19, 2**28}
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("_one_gain")
 def test_better_schedules_on_several_nodes_are_untested(log):
     """A note says that no log has tested the predicted gains on two nodes."""
-    (found,) = taccl.diagnose([log(network_log([NIC] * 8))], "dgx-a100", budget_s=8).series
+    (found,) = taccl.diagnose([log(network_log([NIC] * 8))], "dgx-a100", time_limit_s=AMPLE_S).series
     assert found.gains
     assert any("no log has tested" in note for note in found.notes)
 
@@ -688,8 +715,8 @@ def test_ranks_that_take_part_are_chosen(log):
         cells[7] = f"{0.75 * float(cells[6]):.2f}"
     head = [line for line in text.splitlines() if not line.split()[0].isdigit()]
     path = log("\n".join([*head, *(" ".join(cells) for cells in rows)]))
-    chosen = taccl.diagnose([path], budget_s=0, ranks=[0, 1, 4, 5]).series[0]
-    others = taccl.diagnose([path], budget_s=0, without_ranks=[2, 3, 6, 7]).series[0]
+    chosen = taccl.diagnose([path], gains=False, ranks=[0, 1, 4, 5]).series[0]
+    others = taccl.diagnose([path], gains=False, without_ranks=[2, 3, 6, 7]).series[0]
     assert chosen.share == others.share
     assert not any("--ranks" in note for note in chosen.notes)
 
@@ -704,7 +731,7 @@ def test_logs_of_several_machines_are_refused(log):
 @pytest.mark.slow
 def test_gpus_of_another_machine_are_noted(log):
     """A log of H100 on a topology of A100 is diagnosed, with a note that the GPUs differ."""
-    notes = taccl.diagnose([log(node_log(NVLS))], "dgx-a100", budget_s=0).notes
+    notes = taccl.diagnose([log(node_log(NVLS))], "dgx-a100", gains=False).notes
     assert any("found GPUs NVIDIA H100 80GB HBM3; dgx-a100 has A100" in note for note in notes)
 
 
@@ -751,7 +778,7 @@ def test_another_collective_is_left_out_beside_those_of_the_model(log):
     """In a log of all collectives, a diagnosis and a fit leave out those that NCCL's model lacks, and name
     them."""
     path = log(_gather_log() + node_log(NVLS))
-    found = taccl.diagnose([path], budget_s=0)
+    found = taccl.diagnose([path], gains=False)
     fitted = taccl.fit([path], topology="dgx-h100")
     assert [each.series.collective for each in found.series] == ["allreduce"]
     for notes in (found.notes, fitted.notes):
@@ -842,7 +869,7 @@ def test_another_number_of_ranks_is_refused(log):
 def test_better_schedules_are_for_the_ranks_of_the_log(log):
     """For a log of eight GPUs in a rack of 72, the suggested command plans for these eight."""
     text = node_log(830.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA GB200")
-    found = taccl.diagnose([log(text)], budget_s=5).series[0]
+    found = taccl.diagnose([log(text)], time_limit_s=AMPLE_S).series[0]
     assert found.gains
     assert all("--ranks 0-7 " in each.command for each in found.gains)
 

@@ -7,7 +7,7 @@ import argparse
 import taccl
 from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
-from taccl.cli.options import add_options, add_output, add_subset, option, seconds_from_zero
+from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_subset, option
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content, with_error
 from taccl.cli.things import check_path, is_file, topology_from_word
 from taccl.errors import InputError
@@ -106,8 +106,8 @@ def add_diagnose(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--collective", required=False, type=str, help=help)
     option(verb, "--in-place", "judge the in-place times (default: out of place)")
     add_output(verb, "a page in HTML, e.g. diagnosis.html")
-    help = "time limit in seconds for better schedules; 0 seeks none"
-    option(verb, "--budget S", help, seconds_from_zero, default=20.0)
+    option(verb, "--no-gains", "seek no better schedules")
+    add_limit(verb, default=20.0)
 
 
 def run_diagnose(options: argparse.Namespace) -> Answer:
@@ -120,7 +120,8 @@ def run_diagnose(options: argparse.Namespace) -> Answer:
         note("reading, predicting and comparing")
         found = taccl.diagnose(
             options.logs, options.topology, ranks=options.ranks, without_ranks=options.without_rank,
-            budget_s=options.budget, **picked(options, "nodes", "profile", "collective", "in_place"),
+            gains=not options.no_gains, time_limit_s=max(LEAST_S, options.deadline.left_s),
+            **picked(options, "nodes", "profile", "collective", "in_place"),
         )  # fmt: skip
     answer = Answer(repr(found), found.to_dict())
     if options.output is None:
