@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.foreign import REAL
-from tests.fuzzing import MANY, TRIED
+from tests.fuzzing import MANY, MATTERED, TRIED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -206,7 +206,8 @@ def pytest_runtest_call(item: pytest.Item):
 
     A test that makes such a fault on purpose is marked ``faulty``.
     """
-    before, faults, logger = TRIED.copy(), _Faults(), logging.getLogger("taccl")
+    before, mattered, faults = TRIED.copy(), MATTERED.copy(), _Faults()
+    logger = logging.getLogger("taccl")
     logger.addHandler(faults)
     try:
         result = yield
@@ -215,7 +216,10 @@ def pytest_runtest_call(item: pytest.Item):
         return result
     finally:
         logger.removeHandler(faults)
-        item.user_properties += [("fuzz", [name, tried]) for name, tried in (TRIED - before).items()]
+        counts = MATTERED - mattered
+        item.user_properties += [
+            ("fuzz", [name, tried, counts[name]]) for name, tried in (TRIED - before).items()
+        ]
         item.user_properties.append(("cpu_s", _cpu_s() - item.stash[_BEGAN]))
 
 
@@ -224,17 +228,19 @@ def pytest_terminal_summary(terminalreporter) -> None:
     if not MANY:
         _tell_unmarked(terminalreporter)
         return
-    tried, failed, cpu_s = Counter(), Counter(), Counter()
+    tried, failed, cpu_s, mattered = Counter(), Counter(), Counter(), Counter()
     for report in [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]:
         counts = [value for key, value in report.user_properties if key == "fuzz"]
         taken_s = sum(value for key, value in report.user_properties if key == "cpu_s")
-        for name, count in counts:
+        for name, count, of_feature in counts:
             tried[name] += count
+            mattered[name] += of_feature
             failed[name] += report.failed
             cpu_s[name] += taken_s / len(counts)
     terminalreporter.section("random cases: number, wrong ones, seconds of CPU")
     for name, count in sorted(tried.items()):
-        terminalreporter.line(f"| {name} | {count:,} | {failed[name] or 'none'} | {cpu_s[name]:.1f} |")
+        number = f"{count:,} ({mattered[name]:,} where it mattered)" if mattered[name] else f"{count:,}"
+        terminalreporter.line(f"| {name} | {number} | {failed[name] or 'none'} | {cpu_s[name]:.1f} |")
     all_s, wrong = sum(cpu_s.values()), sum(failed.values()) or "none"
     terminalreporter.line(f"| all | {sum(tried.values()):,} | {wrong} | {all_s:.0f} |")
 

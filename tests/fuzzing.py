@@ -25,6 +25,8 @@ MANY = float(os.environ.get("TACCL_MANY") or 0)
 
 #: Cases tried by this process, by the fuzz's name.
 TRIED: Counter[str] = Counter()
+#: Of these, cases in which the feature that the fuzz is about changed the outcome, for fuzzes that count them.
+MATTERED: Counter[str] = Counter()
 
 
 def some(few: int, many: int) -> int:

@@ -65,7 +65,8 @@ def baseline_finishes(problem: Problem, *, cut: bool = True) -> Iterator[Fractio
 
 def is_unbeaten(problem: Problem, bound: Fraction, *, max_states: int) -> bool:
     """True if exhaustive search ends; asserts that no schedule finishes before `bound` (in microseconds)."""
-    spread, last = as_spreading(problem), ceil(bound * problem.costs.ticks_per_us) - 1
+    spread = problem if problem.release_us or problem.due_us else as_spreading(problem)
+    last = ceil(bound * problem.costs.ticks_per_us) - 1
     finds_schedule = sums_by if spread.collective.combining else finishes_by
     try:
         assert not finds_schedule(spread, last, max_states=max_states)

@@ -28,6 +28,7 @@ def is_valid(schedule: Schedule) -> bool:
         and all(_is_admitted(schedule, t) for t in transfers)
         and _own_chunks_lead(schedule, transfers)
         and _paths_are_short(schedule, transfers)
+        and _dates_are_kept(schedule, transfers)
         and data_arrives(schedule)
     )
 
@@ -85,7 +86,7 @@ def _is_reduced(schedule, t) -> bool:
     whole = set(data.origins)
     if any(_parts(schedule, r, t) != whole for r in schedule.problem.topology.links[t.link].srcs):
         return True
-    return data.root is not None and data.root not in whole and _parts(schedule, data.root, t) != whole
+    return data.root is not None and _parts(schedule, data.root, t) != whole
 
 
 def _parts(schedule, rank: int, t) -> set[int]:
@@ -164,6 +165,25 @@ def _paths_are_short(schedule, transfers) -> bool:
         return 1 + (0 if _home(schedule, t.chunk) & set(links[t.link].srcs) else min(before, default=0))
 
     return most is None or all(passed(t) <= most for t in transfers)
+
+
+def _dates_are_kept(schedule, transfers) -> bool:
+    """True if no data leaves or is added to before its release, and chunks are complete when they are due."""
+    problem, links = schedule.problem, schedule.problem.topology.links
+    per_us, sums = problem.costs.ticks_per_us, problem.collective.combining
+    release = {(chunk, rank): us * per_us for chunk, rank, us in problem.release_us}
+    for t in transfers:
+        leaves = [(src, t.start_ticks) for src in links[t.link].srcs]
+        lands = [(dst, t.end_ticks) for dst in links[t.link].dsts if t.reduce]
+        if any(tick < release.get((t.chunk, rank), 0) for rank, tick in leaves + lands):
+            return False
+    for chunk, rank, us in problem.due_us:
+        own = rank in problem.collective.chunks[chunk].origins
+        ticks = [t.end_ticks for t in transfers if t.chunk == chunk and rank in links[t.link].dsts]
+        ticks += [release.get((chunk, rank), 0)] * own
+        if ticks and (max if sums else min)(ticks) > us * per_us:
+            return False
+    return True
 
 
 def data_arrives(schedule) -> bool:

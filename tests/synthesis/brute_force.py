@@ -3,6 +3,10 @@
 A state is the data of every rank, the sends in flight, and the remaining busy time of resources. At every
 tick any set of sends may start, also none, so idling and every merge are tried. A state that is no better
 than another in any respect is dropped; nothing else is assumed about optimal schedules.
+
+A copy may be sent on as soon as it has arrived, also before the release date of the rank's own copy. So with
+release dates an optimum may be below that of valid schedules. Sums here have no dates; those of
+`brute_force_apart` have.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from math import floor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -68,6 +73,9 @@ class _Rules:
         self.num_ranks, self.num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
         self.links = [(e.srcs, e.dsts) for e in problem.topology.links]
         self.own_first = sorted(self.clauses.own_first)
+        per_us = problem.costs.ticks_per_us
+        self.release = problem.release_ticks
+        self.due = {(chunk, rank): floor(us * per_us) for chunk, rank, us in problem.due_us}
         self._durations: dict[tuple[int, tuple[int, ...]], int] = {}
         self._busy: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
         # If only roots need sums, a rank sends each chunk once and receives none of it afterwards.
@@ -77,6 +85,10 @@ class _Rules:
             data.destinations == (data.root,) for data in self.collective.chunks
         )
         self.gone = 1 << self.num_ranks
+
+    def left(self, chunk: int, rank: int, now: int, horizon: int) -> int:
+        """Ticks left for a chunk to reach a rank by the horizon and by its due date; 0 once that has passed."""
+        return max(0, min(horizon, self.due.get((chunk, rank), horizon)) - now)
 
     def reaches(self, horizon: int, max_states: int) -> bool:
         """True if every chunk can reach its destinations by the horizon."""
@@ -237,7 +249,7 @@ def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
     """True if copies can reach all destinations by the horizon."""
     ranks = range(rules.num_ranks)
     arrival = [
-        0 if r in rules.collective.chunks[c].origins else NEVER
+        rules.release.get((c, r), 0) if r in rules.collective.chunks[c].origins else NEVER
         for c in range(rules.num_chunks)
         for r in ranks
     ]
@@ -251,9 +263,9 @@ def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
                 visited += 1
                 if visited > max_states:
                     raise TooLarge
-                if not _in_time(rules, after.arrival, horizon - now):
+                if not _in_time(rules, after.arrival, now, horizon):
                     continue
-                if _complete(rules, after.arrival, horizon - now):
+                if _complete(rules, after.arrival, now, horizon):
                     return True
                 following.add(_State(*_tick(rules, after)))
         states = _undominated(following)
@@ -314,23 +326,24 @@ def _tick(rules: _Rules, state: _State) -> tuple[tuple[int, ...], tuple[int, ...
     return arrival, tuple(mask >> 1 for mask in state.busy), lanes
 
 
-def _in_time(rules: _Rules, arrival: tuple[int, ...], left: int) -> bool:
+def _in_time(rules: _Rules, arrival: tuple[int, ...], now: int, horizon: int) -> bool:
     """True if every missing chunk can still arrive by its shortest path."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
         for d in data.destinations:
-            if min(arrival[c * n + r] + rules.distance[c][r][d] for r in range(n)) > left and not any(
+            soonest = min(arrival[c * n + r] + rules.distance[c][r][d] for r in range(n))
+            if soonest > rules.left(c, d, now, horizon) and not any(
                 derived.chunk == c for derived in rules.collective.derivations
             ):
                 return False
     return True
 
 
-def _complete(rules: _Rules, arrival: tuple[int, ...], left: int) -> bool:
+def _complete(rules: _Rules, arrival: tuple[int, ...], now: int, horizon: int) -> bool:
     """True if every chunk is at its destinations, or arrives within the time left."""
     n = rules.num_ranks
     return all(
-        arrival[c * n + d] <= left
+        arrival[c * n + d] <= rules.left(c, d, now, horizon)
         for c, data in enumerate(rules.collective.chunks)
         for d in data.destinations
     )
@@ -374,6 +387,7 @@ class _Sums(NamedTuple):
 def _reaches_with_sums(rules: _Rules, horizon: int, max_states: int) -> bool:
     """True if every destination can hold its full sum by the horizon; local-first priority is not supported."""
     assert not rules.own_first, "brute force does not order reductions on own-first links"
+    assert not rules.release and not rules.due, "brute force adds sums without dates"
     ranks, chunks = range(rules.num_ranks), rules.collective.chunks
     content = tuple(1 << r if r in data.origins else 0 for data in chunks for r in ranks)
     full = [sum(1 << r for r in data.origins) for data in chunks]

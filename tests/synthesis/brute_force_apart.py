@@ -2,7 +2,7 @@
 
 As `brute_force`, but ranks keep their own contributions and all arrivals as separate values. A send carries
 any sum that its sender can form from disjoint sums it holds. No rank is a root, except for clauses that name
-the root.
+the root. A contribution arrives at its rank at its release date; other sums may arrive there before.
 """
 
 from __future__ import annotations
@@ -49,8 +49,13 @@ def _sums_of(known: frozenset[int]) -> frozenset[int]:
 def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
     n, chunks = rules.num_ranks, rules.collective.chunks
     full = [sum(1 << r for r in data.origins) for data in chunks]
-    known = tuple(frozenset({1 << r} if r in data.origins else ()) for data in chunks for r in range(n))
-    states, visited = {_State(known, (), (0,) * len(rules.topology.resources))}, 0
+    known = tuple(
+        frozenset({1 << r} if r in data.origins and (c, r) not in rules.release else ())
+        for c, data in enumerate(chunks)
+        for r in range(n)
+    )
+    coming = tuple(sorted(_Flight(ticks, c, r, 1 << r) for (c, r), ticks in rules.release.items()))
+    states, visited = {_State(known, coming, (0,) * len(rules.topology.resources))}, 0
     for left in range(horizon, -1, -1):
         following: set[_State] = set()
         for state in states:
@@ -61,13 +66,13 @@ def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
                 for d in data.destinations
             ):
                 return True
-            if not _in_time(rules, landed, full, left):
+            if not _in_time(rules, landed, full, left, horizon):
                 continue
             for after in _started(rules, landed, full, left):
                 visited += 1
                 if visited > max_states:
                     raise TooLarge
-                if _in_time(rules, after, full, left):
+                if _in_time(rules, after, full, left, horizon):
                     flights = tuple(sorted(f._replace(left=f.left - 1) for f in after.flights))
                     following.add(_State(after.known, flights, tuple(mask >> 1 for mask in after.busy)))
         states = following
@@ -124,20 +129,21 @@ def _useful(rules: _Rules, state: _State, full: list[int], link: int, c: int, le
     ]
 
 
-def _in_time(rules: _Rules, state: _State, full: list[int], left: int) -> bool:
-    """True if every missing contribution can still arrive by its shortest path."""
+def _in_time(rules: _Rules, state: _State, full: list[int], left: int, horizon: int) -> bool:
+    """True if every missing contribution can still arrive by its shortest path, at the latest when it is due."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
         for d in data.destinations:
             if full[c] in _sums_of(state.known[c * n + d]):
                 continue
-            soonest = dict.fromkeys(data.origins, left + 1)
+            most = rules.left(c, d, horizon - left, horizon)
+            soonest = dict.fromkeys(data.origins, most + 1)
             places = [(x, content, 0) for x in range(n) for content in state.known[c * n + x]]
             places += [(f.dst, f.content, f.left) for f in state.flights if f.chunk == c]
             for x, content, wait in places:
                 for r in data.origins:
                     if content >> r & 1:
                         soonest[r] = min(soonest[r], wait + rules.distance[c][x][d])
-            if max(soonest.values()) > left:
+            if not most or max(soonest.values()) > most:
                 return False
     return True
