@@ -23,16 +23,20 @@ def in_fresh_process(code):
     return done.stdout.strip()
 
 
-def loaded_by(words, packages):
-    """Exit code of a command in a new process, and those of `packages` that it loads, as text."""
+def loaded_by(*commands):
+    """Exit code of each command and the packages that were loaded after it, of those named with it.
+
+    All run in one new process.
+    """
     code = (
         "import contextlib, io, sys\n"
         "from taccl.cli.command import run\n"
-        "with contextlib.redirect_stdout(io.StringIO()):\n"
-        f"    code = run({words!r})\n"
-        f"print(code, [name for name in {packages} if name in sys.modules])"
+        f"for words, packages in {commands!r}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n"
+        "        code = run(words)\n"
+        "    print(words[0], code, *[name for name in packages if name in sys.modules])"
     )
-    return in_fresh_process(code)
+    return in_fresh_process(code).splitlines()
 
 
 def test_nothing_heavy_is_loaded():
@@ -63,40 +67,31 @@ def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("synthesize", "dgx1", "--collective", "allgather", "--size", "64KB", "--chunks-per-rank", "1"),
-        ("baseline", "best", "dgx1", "--collective", "allreduce", "--size", "64KB"),
-        ("bound", "dgx1", "--collective", "allgather", "--size", "64KB"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_small_problems_load_no_compiler(words):
-    """Small problems that need no kernel are solved without numba, SciPy or pydantic."""
-    assert loaded_by(words, ("numba", "scipy", "networkx", "pandas", "pydantic", "rich")) == "0 []"
+def test_small_problems_load_no_compiler():
+    """Small problems that need no kernel are solved without numba, SciPy or pydantic.
+
+    A bound loads neither the search nor the baselines, which take 0.4 s of CPU. A comparison whose progress is not
+    shown loads neither rich nor pandas.
+    """
+    heavy = ("numba", "scipy", "networkx", "pandas", "pydantic", "rich")
+    small = ("--collective", "allgather", "--size", "64KB")
+    compared = ("compare", "ring:4", *small, "--chunks-per-rank", "1", "--backends", "greedy", "--no-cache")
+    assert loaded_by(
+        (("bound", "dgx1", *small), (*heavy, "taccl.baselines", "taccl.synthesis.search")),
+        (("synthesize", "dgx1", *small, "--chunks-per-rank", "1"), heavy),
+        (("baseline", "best", "ring:4", "--collective", "allreduce", "--size", "64KB"), heavy),
+        (compared, ("pandas", "rich")),
+    ) == ["bound 0", "synthesize 0", "baseline 0", "compare 0"]
 
 
 @pytest.mark.slow
-def test_tables_without_a_terminal_load_no_progress_bar():
-    """A comparison whose progress is not shown loads neither rich nor pandas."""
-    words = ("compare", "ring:4", "--collective", "allgather", "--size", "4KB", "--chunks-per-rank", "1")
-    assert loaded_by((*words, "--backends", "greedy", "--no-cache"), ("pandas", "rich")) == "0 []"
-
-
-@pytest.mark.slow
-def test_bounds_load_no_search():
-    """A bound loads neither the search nor the baselines, which take 0.4 s of CPU."""
-    words = ("bound", "ring:4", "--collective", "allgather", "--size", "64KB")
-    assert loaded_by(words, ("taccl.baselines", "taccl.synthesis.search")) == "0 []"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", ["show", "convert"])
-def test_imports_of_servers_load_no_tables(verb, tmp_path):
+def test_imports_of_servers_load_no_tables(tmp_path):
     """The topology of a server loads networkx, but neither pandas nor PyArrow."""
-    words = (verb, str(OURS / "nvidia-smi" / "square.txt"), *[str(tmp_path / "t.toml")] * (verb == "convert"))
-    assert loaded_by(words, ("networkx", "pandas", "pyarrow")) == "0 ['networkx']"
+    file, tables = str(OURS / "nvidia-smi" / "square.txt"), ("networkx", "pandas", "pyarrow")
+    assert loaded_by((("show", file), tables), (("convert", file, str(tmp_path / "t.toml")), tables)) == [
+        "show 0 networkx",
+        "convert 0 networkx",
+    ]
 
 
 @pytest.mark.slow
