@@ -165,6 +165,9 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
 def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPart]:
     """Yield plans for parts of a mixed allreduce plan, on nodes of equal size; some are repeated.
 
+    Parts may be scattered between nodes before they are scattered inside nodes. Then ports inside nodes carry
+    fewer bytes, and NICs are in use from the start.
+
     - `most`: Max base of a digit, i.e. max ranks of a group.
     """
     for inner in _all_bases(num_local, most):
@@ -178,6 +181,8 @@ def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPa
                     yield PlanPart(scattered, (*out, *near))
                     yield PlanPart(scattered, near, before=out)
                     yield PlanPart(scattered, near, after=out)
+                    yield PlanPart((*far[:j], *local[:i]), (*near, *out))
+                    yield PlanPart((*far[:j], *local[:i]), (*out, *near))
 
 
 def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[StepPlan]:

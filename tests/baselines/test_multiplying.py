@@ -13,7 +13,7 @@ from taccl._internal.deadline import Deadline
 from taccl.baselines import multiplying, multiplying_mixes, one_shot, recursive, spread
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_mix_times import MixTimes
-from taccl.baselines.multiplying_mixes import best_mixes, soonest_mix, to_mix
+from taccl.baselines.multiplying_mixes import best_mixes, soonest_mix, times_of, to_mix
 from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_mixable, all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
@@ -490,6 +490,14 @@ def test_a_mix_has_fine_chunks_even_if_they_gain_little(annealed):
     assert taccl.verify(found).ok
     assert found.problem.collective.num_chunks == 1024
     assert found.finish_us < 35.36
+
+
+def test_a_mix_scatters_some_chunks_between_nodes_first():
+    """On two DGX-H100, 1 MB ends after 13.71 us if all chunks are scattered inside nodes first."""
+    topology = taccl.topologies.dgx_h100(2, protocol="ll")
+    problem = to_mix(make_problem(topology, "allreduce", size_bytes=10**6))[1]
+    times = times_of(problem)
+    assert times.ticks(best_mixes(times)[0]) < 13.6 * problem.costs.ticks_per_us
 
 
 def test_annealing_improves_on_local_search(monkeypatch):
