@@ -2,10 +2,13 @@
 
 import re
 import shlex
+from functools import partial
 
 import pytest
 
+import taccl
 from taccl.cli import main
+from tests.effort import AMPLE_S, BRIEF
 from tests.test_docs_examples import ROOT, blocks_of
 
 SYSTEMS = sorted((ROOT / "docs" / "systems").glob("*.md"))
@@ -26,11 +29,22 @@ def test_there_is_a_page_for_each_system():
     assert all(f"systems/{name}.md" in site for name in names)
 
 
+@pytest.fixture
+def brief_searches(monkeypatch):
+    """End searches by their work: a schedule that cannot be improved would be searched until the time limit."""
+
+    brief = partial(taccl.synthesize, parameters=BRIEF)
+    for name in ("taccl.synthesize", "taccl.aggregation.shards.synthesize"):
+        monkeypatch.setattr(
+            name, lambda *given, **options: brief(*given, **options | {"time_limit_s": AMPLE_S})
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 @pytest.mark.parametrize("page", SYSTEMS, ids=[page.stem for page in SYSTEMS])
-def test_features_are_shown_by_their_calls(page, tmp_path, monkeypatch, capsys):
+def test_features_are_shown_by_their_calls(page, tmp_path, monkeypatch, capsys, brief_searches):
     """Each command succeeds and prints the page's text, and each call returns it."""
     monkeypatch.chdir(tmp_path)
     rows, names = features(page), {"__name__": "page"}
