@@ -27,6 +27,14 @@ def allgather_file(tmp_path):
 
 
 @pytest.fixture
+def pair_file(tmp_path):
+    """File with an allgather schedule on two ranks, whose start takes half the CPU."""
+    path = tmp_path / "pair.json"
+    taccl.save(schedule_for("allgather", "ring:2"), path)
+    return path
+
+
+@pytest.fixture
 def hanging_file(tmp_path):
     """File with a program of two ranks in which one waits for a send that never comes."""
     program = program_for("allgather", "ring:2")
@@ -46,19 +54,18 @@ def said(capsys):
 class TestStarted:
     """Runs whose ranks taccl starts itself."""
 
-    def test_text_and_exit_code_0(self, mpiexec, allgather_file, capsys):
+    def test_text_and_exit_code_0(self, mpiexec, pair_file, capsys):
         """A correct run exits with 0 and names the collective that it was compared with."""
-        assert main(["run", str(allgather_file), "--size", "64KB", "--repetitions", "3"]) == 0
+        assert main(["run", str(pair_file), "--size", "64KB", "--repetitions", "3"]) == 0
         out, _ = said(capsys)
-        assert "4 ranks on 1 machine, 64KB of int32" in out
+        assert "2 ranks on 1 machine, 64KB of int32" in out
         assert "correct: in all 4 runs every output agrees bit for bit with MPI_Allgather" in out
 
-    def test_modules_of_the_current_folder_are_left_alone(self, mpiexec, tmp_path, monkeypatch):
+    def test_modules_of_the_current_folder_are_left_alone(self, mpiexec, pair_file, monkeypatch):
         """Ranks do not import a file of the current folder that is named like a library's module."""
-        taccl.save(schedule_for("allgather", "ring:2"), tmp_path / "allgather.json")
-        (tmp_path / "json.py").write_text("raise RuntimeError")
-        monkeypatch.chdir(tmp_path)
-        assert main(["run", "allgather.json", "--size", "1KB", "--repetitions", "1"]) == 0
+        (pair_file.parent / "json.py").write_text("raise RuntimeError")
+        monkeypatch.chdir(pair_file.parent)
+        assert main(["run", pair_file.name, "--size", "1KB", "--repetitions", "1"]) == 0
 
     def test_hang_is_exit_code_1_and_names_ranks(self, marked, hanging_file):
         """A hang exits with 1 and names the waiting ranks and steps on stderr; no process or shared memory
@@ -71,7 +78,7 @@ class TestStarted:
         assert not marked.alive()
         assert not marked.left_in_memory()
 
-    def test_python_program_of_an_xml_file(self, mpiexec, capsys):
+    def test_python_program_of_an_xml_file(self, ranks, capsys):
         """MSCCL XML written by hand runs in place, as the file declares."""
         file = OURS / "msccl-xml" / "allgather-4-direct.xml"
         assert main(["run", str(file), "--size", "100KB", "--repetitions", "1", "--json"]) == 0
@@ -152,13 +159,13 @@ if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{r
         ),
     ],
 )
-def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, allgather_file, tmp_path, monkeypatch):
+def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, pair_file, tmp_path, monkeypatch):
     """If a rank is killed in any phase, the run ends with exit code 1 and one error message. No process,
     shared memory or file remains."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(KILLED_AT.format(rank=rank, name=name))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))
-    process = marked.start("run", allgather_file, "--size", "64KB", "--repetitions", 1, "--timeout-s", 20)
+    process = marked.start("run", pair_file, "--size", "64KB", "--repetitions", 1, "--timeout-s", 20)
     out, complaint = process.communicate(timeout=60)
     assert (process.returncode, out, complaint.count("taccl: error: ")) == (1, "", 1), complaint
     assert "and no report" in complaint
@@ -187,11 +194,9 @@ if os.environ.get("PMI_RANK") == "{rank}":
 class TestJoined:
     """Runs whose ranks mpiexec started."""
 
-    def test_rank_0_prints(self, marked, mpiexec, tmp_path):
+    def test_rank_0_prints(self, marked, mpiexec, pair_file):
         """Rank 0 alone prints the report, and the exit code is 0."""
-        path = tmp_path / "allgather.json"
-        taccl.save(schedule_for("allgather", "ring:2"), path)
-        process = marked.start("run", path, "--size", "64KB", command=(mpiexec, "-n", 2))
+        process = marked.start("run", pair_file, "--size", "64KB", command=(mpiexec, "-n", 2))
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 0
         assert out.count("correct: in all 11 runs") == 1
@@ -225,14 +230,13 @@ class TestJoined:
         assert not marked.alive()
 
     @pytest.mark.parametrize(("rank", "name"), [(1, "import_mpi"), (0, "_agree_on_job"), (1, "Engine.run")])
-    def test_ctrl_c_in_any_phase(self, rank, name, marked, mpiexec, tmp_path, monkeypatch):
+    def test_ctrl_c_in_any_phase(self, rank, name, marked, mpiexec, pair_file, tmp_path, monkeypatch):
         """Ctrl-C in any phase ends all ranks, also those blocked in MPI, and no rank prints a traceback."""
-        path, reached = tmp_path / "allgather.json", tmp_path / "reached"
-        taccl.save(schedule_for("allgather", "ring:2"), path)
+        reached = tmp_path / "reached"
         waits = WAITS_AT.format(rank=rank, name=name, reached=str(reached))
         (tmp_path / "sitecustomize.py").write_text(waits)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
-        process = marked.start("run", path, "--size", "64KB", command=(mpiexec, "-n", 2))
+        process = marked.start("run", pair_file, "--size", "64KB", command=(mpiexec, "-n", 2))
         marked.wait_until_shared(process)
         while not reached.exists():
             assert process.poll() is None, process.communicate()
