@@ -132,6 +132,7 @@ class _Reader:
         self._where, self._left_out, self._in_place = where, left_out, in_place
         self._run = LogRun(0)
         self._columns: Columns | None = None
+        self._widths: list[int] = []  # characters of each row of a table whose cells blanks separate
         self._names: list[str] = []
         self._devices, self._ends_list = _Devices(), True  # True if the next device begins a new list
         self._is_osu = self._is_cpu = False
@@ -149,6 +150,13 @@ class _Reader:
         if row is None and columns is not None:
             streams, unnamed = "rate" in columns.places, "" if names_unit(line) else columns.unnamed
             row = columns.row(line, here)
+            if row is not None and not columns.splits:
+                widths = set(self._widths)
+                if is_last and len(widths) == 1 < len(self._widths) and len(line) < min(widths):
+                    said = "found a row shorter than all others, as if cut off; save the log whole"
+                    self._left_out.append(f"line {number}: {said}")
+                    return
+                self._widths.append(len(line))
         if row is None:
             self._read_text(line)
             if is_broken(line) or is_last and self._run.rows and is_cut(line):
@@ -180,7 +188,7 @@ class _Reader:
         begins, is_osu = bool(_BEGINS.search(line)), bool(_OSU.search(line))
         self._is_osu = is_osu or self._is_osu and not begins
         if header is not None or begins or is_osu:
-            self._columns, self._is_cpu = header, bool(CPU_TIME.search(line))
+            self._columns, self._is_cpu, self._widths = header, bool(CPU_TIME.search(line)), []
             self._unit_us = MS if TIMES_IN_MS.search(line) else US
             if self._run.rows:
                 self._run, self._ends_list = LogRun(0), True

@@ -81,8 +81,9 @@ def named_in(run: LogRun, where: str) -> list[str]:
     stem = os.path.basename(where)
     named = [*(each for each, form in IN_STEM.items() if form.search(stem)), *run.names]
     possible = [each for each in MENTIONS if _may_be(each, run.rows)]
-    # sendrecv_perf prints a reduction operator although it does not reduce.
-    known = {*possible, POINT_TO_POINT} if abs(_factor(run.rows) - 1) < _FACTOR_OFF else possible
+    # sendrecv_perf prints a reduction operator although it does not reduce; small messages have the factor 0.
+    factor = _factor(run.rows)
+    known = {*possible, POINT_TO_POINT} if not factor or abs(factor - 1) < _FACTOR_OFF else possible
     return [each for each in named if each in known] or (possible if len(possible) == 1 else [])
 
 

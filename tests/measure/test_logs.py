@@ -769,6 +769,23 @@ def test_a_last_row_that_is_cut_off_is_named(read, kept):
     assert found.left_out == (f"line {at + 1}: found a row without all figures; write it on one line",)
 
 
+@pytest.mark.parametrize(
+    ("last", "sizes"), [("4096      123.45", (1024, 2048, 4096)), ("4096      12", (1024, 2048))]
+)
+def test_a_last_row_of_a_table_that_is_cut_off_is_left_out(read, last, sizes):
+    """A last row that is shorter than all others of equal length may lack digits of its time."""
+    head = "# OSU MPI-CUDA Allreduce Latency Test v7.4\n# Size    Avg Latency(us)\n"
+    found = read(f"{head}1024      100.00\n2048      110.00\n{last}")
+    assert found.series[0].size_bytes == sizes
+    assert len(found.left_out) == 3 - len(sizes)
+
+
+def test_small_messages_of_a_named_exchange_are_no_allreduce(read):
+    """sendrecv_perf is told by its name if bandwidths of small messages do not distinguish collectives."""
+    text = "# Collective test starting: sendrecv_perf\n" + table(sizes=(8, 16, 32)).split("\n", 1)[1]
+    assert read(text).series[0].collective == "point-to-point"
+
+
 def test_groups_that_share_links_are_noted(read):
     """Several groups of ranks that ran at the same time are noted; the nodes are those of the first group."""
     devices = "".join(
