@@ -46,8 +46,8 @@ _HEADER = re.compile(rf"(.{{0,80}}?)\bGPU\d+(?!\s+(?:{_CELL})(?:\s|$))(\s|CPU|$)
 _GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
 #: Line of drivers that leave NICs out of a wide matrix: number of NICs, and of those that it shows.
 _NICS_SHOWN = re.compile(r"(\d{1,6}) NICs found in the topology, only displaying (\d{1,6})\b")
-#: Row of a NIC: its name, then a cell. `_NAME`: name of a device, in the legend.
-_OTHER_ROW = re.compile(rf"((?!GPU)[a-zA-Z]\w*\d)\s+(?:{_CELL})\s")
+#: Row of a device: its name, then a cell. `_NAME`: name of a device, in the legend.
+_OTHER_ROW = re.compile(rf"([a-zA-Z]\w*\d)\s+(?:{_CELL})\s")
 _NAME = re.compile(r"\s*(NIC\d+): (\S+)\s*$")
 ONE_SWITCH, SWITCHES, ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB", "NODE"}
 _CELLS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE or SYS"

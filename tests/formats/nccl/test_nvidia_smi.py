@@ -547,10 +547,11 @@ def test_a_title_is_no_part_of_the_header(tmp_path):
     assert load_quietly(path).links == load_quietly(SQUARE).links
 
 
-def test_a_row_without_a_column_is_refused(tmp_path):
-    """A header that lacks a column would lose a NIC."""
-    path = _write(tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", "NIC1 SYS SYS", columns=["GPU0", "NIC0"])
-    with pytest.raises(FormatError, match="line 4: found a row of NIC1, which has no column"):
+@pytest.mark.parametrize("device", ["NIC1", "GPU1"])
+def test_a_row_without_a_column_is_refused(tmp_path, device):
+    """A header that lacks a column would lose a NIC or a GPU."""
+    path = _write(tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", f"{device} SYS SYS", columns=["GPU0", "NIC0"])
+    with pytest.raises(FormatError, match=f"line 4: found a row of {device}, which has no column"):
         load_nvidia_smi(path)
 
 
