@@ -1,7 +1,9 @@
-"""Square tables of cells with names of rows or columns, or both: recognise the names, and order the rows."""
+"""Cells of tables in text, and square tables with names of rows or columns, or both."""
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,6 +12,8 @@ from taccl.errors import FormatError
 
 #: Cells without a number that tools write on the diagonal, in lower case.
 _NOTHING = ("", "-", "x", "na", "n/a", "nan", "none", "null")
+#: Number with commas between thousands.
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
 
 #: Line number of a row, and its cells.
 Row = tuple[int, list[str]]
@@ -107,3 +111,14 @@ def is_index(cells: list[str]) -> bool:
 def is_nothing(cell: str) -> bool:
     """True for a cell without a number, as tools write it on the diagonal."""
     return cell.lower() in _NOTHING
+
+
+def cells_of(line: str) -> list[str]:
+    """Cells of a line between commas, semicolons or tabs, else between blanks; no commas in numbers."""
+    separator = next((each for each in ";\t," if each in line), "")
+    try:
+        parts = next(csv.reader([line.strip(" ")], delimiter=separator)) if separator else line.split()
+    except csv.Error:  # quote marks that do not match, or a cell of more than 128 KiB
+        parts = line.split(separator)
+    cells = [part.strip(" '") for part in parts]
+    return [cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell for cell in cells]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import csv
+import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,10 +13,12 @@ from heapq import heapreplace
 from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import checked, known_name
-from taccl._internal.names import shown
+from taccl._internal.named_tables import cells_of
+from taccl._internal.names import matching, shown
 from taccl._internal.reading import read_text
 from taccl._internal.units import format_count, format_us, parse_size
 from taccl.errors import InputError
+from taccl.problem.byte_matrices import bytes_of
 from taccl.problem.collectives import exchange
 from taccl.problem.making import make_problem
 from taccl.synthesis.synthesize import synthesize
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Hold, Topology
 
 _MOST_CHUNKS = 5_000_000
+#: Heads of the columns with bytes and with names, in lower case.
+_BYTES_HEAD = re.compile(r"(?:(?:size|num)[ _]?(?:in )?)?\(?bytes\)?|size")
+_LAYER_HEAD = re.compile(r"(?:(?:layer|param(?:eter)?|tensor)[ _]?)?name|layer|param(?:eter)?|tensor")
 
 
 @checked
@@ -187,39 +193,49 @@ def layer_bytes(model: str) -> dict[str, int]:
     Parameters
     ----------
     model : str
-        One of `MODELS`, or the path of a CSV file (name ending in ``.csv``). Each row has a layer's name and
-        bytes, such as ``fc1,64MB``; a first row ``name,bytes`` is skipped.
+        One of `MODELS`, or the path of a CSV file. Each row has a layer's name and bytes, such as
+        ``fc1,64MB``; a first row such as ``index,name,bytes`` names these columns among others.
 
     Raises
     ------
     InputError
         If the model is unknown, the file cannot be read, or a row is invalid.
     """
-    if model.lower().endswith(".csv"):
+    is_known = matching(model, MODELS) is not None
+    if not is_known and (model.lower().endswith(".csv") or os.path.isfile(model)):
         return _layers_in(model)
     found = known_name(model, MODELS, "model")
     return {name: 4 * count for name, count in parameters_of(found).items()}
 
 
 def _layers_in(path: str) -> dict[str, int]:
-    """{layer: bytes} of a CSV file."""
+    """{layer: bytes} of a table with a header that names both columns, or with these two columns alone."""
+    rows = [
+        (number, cells_of(line))
+        for number, line in enumerate(read_text(path).splitlines(), 1)
+        if line.strip()
+    ]
+    head = [cell.lower() for cell in rows[0][1]]
+    size = next((place for place, cell in enumerate(head) if _BYTES_HEAD.fullmatch(cell)), None)
+    layers = [place for place, cell in enumerate(head) if _LAYER_HEAD.fullmatch(cell)]
+    layer = next(iter(layers or [place for place in range(len(head)) if place != size]), 0)
     found: dict[str, int] = {}
-    try:
-        rows = list(csv.reader(read_text(path).splitlines(), skipinitialspace=True))
-    except csv.Error as error:
-        raise InputError(f"found no CSV: {error}; expected rows with a name and bytes", where=path) from None
-    for number, cells in enumerate(rows, 1):
-        if not cells or (number == 1 and cells[-1].strip().lower() == "bytes"):
-            continue
+    for number, cells in rows if size is None else rows[1:]:
         where = f"{path}: line {number}"
-        if len(cells) != 2:
-            raise InputError(f"found {shown(repr(cells), 80)}; expected a name and bytes", where=where)
-        name = cells[0].strip()
+        if len(cells) != (2 if size is None else len(head)):
+            said = f"found {format_count(len(cells), 'cell')}; expected a layer's name and bytes"
+            raise InputError(f"{said}, or a header that names both columns", where=where)
+        name = cells[layer]
         if name in found:
             raise InputError(
                 f"found layer {shown(repr(name), 80)} again; expected each name once", where=where
             )
-        found[name] = parse_size(cells[1].strip(), where=where)
+        try:
+            found[name] = bytes_of(cells[1 if size is None else size])
+        except InputError as error:
+            raise InputError(error.message, where=where) from None
+        if not found[name]:
+            raise InputError(f"found 0 bytes of {shown(repr(name), 80)}; leave the row out", where=where)
     if not found:
         raise InputError("found no layers; expected rows with a name and bytes", where=path)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 import re
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl._internal.named_tables import is_nothing, square_of
+from taccl._internal.named_tables import cells_of, is_nothing, square_of
 from taccl._internal.names import quoted, shown
 from taccl._internal.reading import read_bytes, read_text
 from taccl._internal.units import parse_size
@@ -30,9 +29,8 @@ _MOST_BYTES = 2.0**62
 _DIGITS = 19  #: Number of decimal digits with which a number may exceed this.
 #: A number without a unit, in decimal or scientific notation.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
-#: `_ZERO`: zero with or without a unit. `_THOUSANDS`: number with commas between thousands.
+#: Zero with or without a unit.
 _ZERO = re.compile(r"(?:0+\.?0*|\.0+)\s*([A-Za-z]*)", re.ASCII)
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
 #: Beginning of a list of lists, as JSON or as Python prints it, such as ``tensor([[0, 1],``.
 _LISTS = re.compile(r"\s*(?:[\w.]+\()?\[\s*\[(?!\s*\[)")
 #: Name of a rank in a table, with its number.
@@ -99,7 +97,7 @@ def _whole(table: NDArray[Any]) -> NDArray[Any]:
         for place in np.ndindex(table.shape):
             entry, wrong = table[place], place
             try:
-                made[place] = _bytes_of(entry) if isinstance(entry, str) else whole_number(entry, "sizes")
+                made[place] = bytes_of(entry) if isinstance(entry, str) else whole_number(entry, "sizes")
             except (InputError, OverflowError):
                 break
         else:
@@ -145,7 +143,7 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
             if place == column and is_nothing(cell):
                 continue
             try:
-                made[place, column] = _bytes_of(cell)
+                made[place, column] = bytes_of(cell)
             except InputError as error:
                 raise FormatError(f"line {number}: {error.message}", where=where) from None
     ranks = _ranks_in(square.names)
@@ -170,7 +168,9 @@ def _rows_in(text: str) -> list[Row]:
     """Line number and cells of each row of a matrix in a text."""
     if _LISTS.match(text):
         lists = re.finditer(r"\[([^\[\]]*)\]", text)
-        return [(text.count("\n", 0, each.start()) + 1, _cells(each[1].replace("\n", " "))) for each in lists]
+        return [
+            (text.count("\n", 0, each.start()) + 1, cells_of(each[1].replace("\n", " "))) for each in lists
+        ]
     lines = [
         (number, line)
         for number, line in enumerate(text.splitlines(), 1)
@@ -178,18 +178,7 @@ def _rows_in(text: str) -> list[Row]:
     ]
     if all(line.rstrip().endswith((",", ";")) for _, line in lines):
         lines = [(number, line.rstrip()[:-1]) for number, line in lines]
-    return [(number, _cells(line)) for number, line in lines]
-
-
-def _cells(line: str) -> list[str]:
-    """Cells of a line between commas, semicolons or tabs, else between blanks; no commas in numbers."""
-    separator = next((each for each in ";\t," if each in line), "")
-    try:
-        parts = next(csv.reader([line.strip(" ")], delimiter=separator)) if separator else line.split()
-    except csv.Error:  # quote marks that do not match, or a cell of more than 128 KiB
-        parts = line.split(separator)
-    cells = [part.strip(" '") for part in parts]
-    return [cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell for cell in cells]
+    return [(number, cells_of(line)) for number, line in lines]
 
 
 def _is_name(cell: str) -> bool:
@@ -206,8 +195,8 @@ def _ranks_in(names: Sequence[str]) -> list[int] | None:
     return ranks if is_whole else None
 
 
-def _bytes_of(word: str) -> int:
-    """Bytes from a word of a matrix: a whole number in any notation, or a size with a unit.
+def bytes_of(word: str) -> int:
+    """Bytes from a cell of a table: a whole number in any notation, or a size with a unit.
 
     Raises `InputError` if the word is neither.
     """

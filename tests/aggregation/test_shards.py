@@ -187,13 +187,25 @@ def test_layers_of_a_file(tmp_path):
     assert layer_bytes(str(file)) == {"fc, first": 4_000_000, "fc2": 12}
 
 
+@pytest.mark.parametrize("text", [
+    "a\t4e6\nb\t12\n", "layer;size\na;4000000\nb;12.0\n", '"name","bytes"\n"a","4,000,000"\n"b","12"\n',
+    "id,name,params,size_bytes\n0,a,1000000,4MB\n1,b,3,12\n", "bytes,index\n4MB,a\n12,b\n",
+])  # fmt: skip
+def test_tables_of_layers_have_separators_and_columns_of_their_own(tmp_path, text):
+    """Tabs or semicolons separate cells as well, and a header names the two columns among others."""
+    (tmp_path / "layers.txt").write_text(text)
+    assert layer_bytes(str(tmp_path / "layers.txt")) == {"a": 4_000_000, "b": 12}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("name,bytes\n", "found no layers"),
         ("a,1\na,2\n", "line 2: found layer 'a' again"),
-        ("a,1,2\n", "line 1: found .* expected a name and bytes"),
-        ("a,0\n", "line 1: "),
+        ("a,1,2\n", "line 1: found 3 cells; expected a layer's name and bytes"),
+        ("name,bytes\na,1,2\n", "line 2: found 3 cells"),
+        ("a,0\n", "line 1: found 0 bytes of 'a'"),
+        ("name,size_mb\na,1\n", "line 1: found 'size_mb'"),
     ],
 )
 def test_files_without_layers_are_refused(tmp_path, text, said):
