@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
@@ -63,7 +64,12 @@ def _ranks_and_runs(text: str) -> tuple[int, ...]:
 
 
 _us = reader(float, lambda x: 0 <= x < math.inf, "a time in us of at least 0")
-_subset = reader(_ranks_and_runs, bool, "ranks such as 0-3,8")
+_subset = reader(
+    _ranks_and_runs,
+    # Ranks are renumbered in ascending order; another order, as of CUDA_VISIBLE_DEVICES=3,1, would be lost.
+    lambda ranks: ranks != () and all(a < b for a, b in itertools.pairwise(ranks)),
+    "ranks such as 0-3,8, each once, in ascending order",
+)
 
 
 def several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
@@ -183,7 +189,7 @@ def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = Fal
 
 def add_subset(parser: argparse._ActionsContainer) -> None:
     """Declare the options for a subset of a topology's ranks, which are renumbered from 0."""
-    help = "participating ranks, as in CUDA_VISIBLE_DEVICES (default: all)"
+    help = "participating ranks in ascending order, such as those of CUDA_VISIBLE_DEVICES (default: all)"
     option(parser, "--ranks R-R,R", help, _subset)
     option(parser, "--without-rank R,R", "excluded ranks", _subset, default=())
 

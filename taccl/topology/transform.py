@@ -88,7 +88,7 @@ def without(
 def subset(
     topology: Topology, *, ranks: Collection[int] | None = None, without_ranks: Collection[int] = ()
 ) -> Topology:
-    """Topology of some ranks, renumbered from 0 in their old order, as with CUDA_VISIBLE_DEVICES.
+    """Topology of some ranks, renumbered from 0 in their old order, whatever the order of `ranks`.
 
     Multicasts and reductions of switches are limited to the remaining ranks, if at least three remain.
 

@@ -225,6 +225,8 @@ REFUSED = {
         ("diagnose unnamed.log --topology dgx-h100 --ranks x", "--ranks: found 'x'; expected ranks such as"),
         ("diagnose unnamed.log --topology dgx-h100 -o old.html", "old.html"),
         (f"synthesize {DGX2} {GATHER} 1MB --ranks 3-1", "--ranks: found '3-1'; expected ranks such as"),
+        (f"synthesize {DGX2} {GATHER} 1MB --ranks 3,1", "--ranks: found '3,1'; expected ranks such as 0-3,8, each once, in"),
+        (f"synthesize {DGX2} {GATHER} 1MB --without-rank 1,1", "--without-rank: found '1,1'; expected ranks such as"),
         (f"synthesize {DGX2} {GATHER} 1MB --without-rank 16", "rank 16 does not exist"),
         (f"bound ndv2/sk1 {GATHER} 1MB --ranks 0-3", "--ranks: a sketch covers all ranks"),
     ],
