@@ -234,7 +234,7 @@ class Lanes:
 
     @cached_property
     def _replayed(self) -> tuple[float, Floats]:
-        """(stretch, starts of the first step) on closed rings, from a simulation without latency.
+        """(stretch, starts of sends in the first step) on closed rings, from a simulation without latency.
 
         The stretch is the ratio of a step's time to that of its busiest resource. The starts, (directions,
         lanes, hops), are fractions of a step's time. Hops of a step are scheduled in the order of their

@@ -154,7 +154,7 @@ class Expectation:
 
     @cached_property
     def choices(self) -> tuple[tuple[Choice, ...], ...]:
-        """For each predicted size (`places`), all choices: the library's own first, the others by time."""
+        """Choices at each size of `places`: that of the library first, then the others by predicted time."""
         return tuple(self._choices(self.series.size_bytes[place]) for place in self.places)
 
     def _choices(self, size_bytes: int, *, slowed: bool = False) -> tuple[Choice, ...]:

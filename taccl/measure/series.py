@@ -104,7 +104,7 @@ def joined(series: Iterable[Series]) -> Iterable[Series]:
 
 
 def alike_joined(series: Iterable[Series]) -> Iterable[Series]:
-    """Merge such runs if their times of large messages agree; runs with other bandwidths stay apart.
+    """Merge runs as `joined` does, but only those whose times of large messages agree.
 
     Reports often have a run before a change and one after it, whose median is the rate of neither.
     """

@@ -78,9 +78,9 @@ def _owner(collective: Collective, rank: int) -> int:
 
 
 class Places:
-    """Numbers of all places in the memory of a program's ranks, where slots are.
+    """Memory of a program's ranks as places, numbered from 0; each slot of a buffer has a place.
 
-    In place, an input and an output slot may have the same place.
+    In place, a slot of the input and one of the output may have the same place.
 
     - `begin`, (num_ranks, num_buffers): Place of the first slot of each rank's buffers.
     - `count`: Number of places.

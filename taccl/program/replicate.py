@@ -75,7 +75,7 @@ def replicate(program: Program, instances: Count) -> Program:
 
 
 def _replicate_rank(rank: RankProgram, instances: int, channels: int) -> RankProgram:
-    # For each threadblock and step, the number of steps up to its end once steps of several chunks are cut.
+    # A step of n chunks becomes n steps. ends[threadblock][step]: number of new steps up to its end.
     ends = [[*accumulate(max(step.count, 1) for step in tb.steps)] for tb in rank.threadblocks]
     threadblocks: list[Threadblock] = []
     for threadblock in rank.threadblocks:

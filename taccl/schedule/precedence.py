@@ -217,7 +217,7 @@ class Precedence:
         self, source: Ints, target: Ints, cause: Ints | int, after: Ints | int = 0, *,
         lead: Ints | int = 0, extra: Ints | int = 0, tile: int = 0,
     ) -> None:  # fmt: skip
-        """Add waits, as `wait` does for one; numbers stand for equal columns."""
+        """Add waits by columns, with the arguments of `wait`; a number applies to all waits."""
         self._blocks.append(np.broadcast_arrays(source, target, after, lead, extra, cause, tile))
 
     def join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:

@@ -378,10 +378,6 @@ class Result:
             *([("model", proviso)] if (proviso := schedule.problem.topology.proviso) else []),
         ]
 
-    def stage_table(self) -> pd.DataFrame:
-        """Table of the stages as a pandas DataFrame; same as ``stages.to_frame()``."""
-        return self.stages.to_frame()
-
     def explain(self) -> str:
         """Three sentences, one per line: limit of the schedule, what would help, and how certain that is."""
         from taccl.synthesis.explaining.summary import explained

@@ -115,10 +115,10 @@ def stopping_rules(
 
 
 def remedies() -> dict[str, str]:
-    """{reason why a search ends: clause that says what may then find a better schedule}."""
+    """{reason why a search ended: clause that names what may find a better schedule}."""
     return REMEDIES | {rule.reason: rule.remedy for rule in StoppingRule.__subclasses__()}
 
 
 def remedy_after(reason: str) -> str:
-    """Clause that says what may find a better schedule after a search that ended for a reason."""
+    """Clause that names what may find a better schedule, from the reason why the search ended."""
     return remedies().get(reason, _LONGER)

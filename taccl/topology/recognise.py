@@ -239,9 +239,8 @@ _MOST_LEVELS = 3
 #: Constants of the permutation test for clusters.
 #: `_BY_CHANCE`: significance level.
 #: `_DEALS`: number of permutations for few hosts.
-#: `_MANY`: from this number of hosts on, only as many permutations are tried as the significance level
-#: requires.
-#: `_FEWEST_DEALS`: number of permutations for many hosts if clusters are clear.
+#: `_MANY`: min number of hosts for fewer permutations: as many as the significance level requires, or
+#: `_FEWEST_DEALS` if the clusters are clear.
 #: `_CLEARLY`: clusters are clear if the test statistic (see `_are_by_chance`) of the measured distances
 #: exceeds its largest value in permutations by more than this multiple of the range of its values there.
 #: Clusters are clear by chance in less than 1 of 1,000 tests.

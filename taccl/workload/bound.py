@@ -170,7 +170,7 @@ class StepBound:
             self.spans[name] = max(spans)
 
     def _tail_by(self, name: str, reader: str) -> list[Fraction]:
-        """Tail of `name` by rank: minimum time from any tile's end, through `reader`, to the step's end."""
+        """Minimum time, by rank, from the end of a tile of `name`, read by `reader`, to the end of a step."""
         if not self.workload.operation[reader].is_collective:
             return [self.takes(reader, name) + tail for tail in self.tails[reader]]
         given = self.transfers(reader, one=self.together(name, reader)).from_us

@@ -295,7 +295,7 @@ class _Search(HorizonSearch["ExchangeTime"]):
         super().__init__(sorted(starts, reverse=True), nodes.longest, (2, 2))
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> ExchangeTime | None:
-        """Witness with `one` of `_HEIGHTS` and `two` of `_FALLS`; None if it does not prove the horizon."""
+        """Witness with prices of height `one` and fall `two`; None if it does not prove the horizon."""
         height, fall = one, two
         nodes, whole = self.nodes, Fraction(round(horizon * _PER_TICK), _PER_TICK)
         grid = _grid(nodes, whole, cells)

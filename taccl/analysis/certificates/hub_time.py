@@ -224,7 +224,7 @@ def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction)
     if alpha >= cells or min(factors) < 0 or max(factors) > 10**9:
         return False
     swing = Fraction(max(map(abs, map(sub, prices[1:], prices))), min(prices))
-    # Whole numbers: times in cells over `unit`, and factors in millionths.
+    # Arithmetic is on whole numbers: times are multiples of a cell / `unit`, and factors are in millionths.
     unit = math.lcm(alpha.denominator, 4 * swing.denominator)
     least, quarter = int(alpha * unit), int(swing / 4 * unit)
     most = least * unit * _FACTOR

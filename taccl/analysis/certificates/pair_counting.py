@@ -213,10 +213,11 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 
 
 def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Yield levels (gain, {since: tail}), one for each number of pairs that a send can serve, ascending.
+    """Yield (gain, {since: tail}) for each number of pairs that a send can serve, in ascending order.
 
-    A send reaches a level, where it serves `gain` more pairs than at the level below, only if one entry
-    allows it: the send starts at tick `since` or later, and ends at least `tail` ticks before the finish.
+    A send that serves this number serves `gain` pairs more than one that serves the number before. It can do
+    so only if one entry admits it: it starts at `since` or later, and ends at least `tail` ticks before the
+    finish.
 
     - `soonest`: {number of contributions: earliest tick at which a sender can hold that many}.
     - `latest`: {number of ranks: min ticks for data to reach that many}.

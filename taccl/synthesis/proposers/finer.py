@@ -199,7 +199,7 @@ class _Forms:
                     self._estimate_mixed()
 
     def _estimated(self, parts: int, *, simple: bool) -> Estimated | None:
-        """Estimate of a form with merged messages, in chunks of that many parts; see `Estimated.of`."""
+        """Estimate of a form with merged messages whose chunks are cut into `parts`; see `Estimated.of`."""
         finer = cut_chunks(self.problem, parts) if parts > 1 else self.problem
         likely = self.merged[-1].plan if self.merged else None
         most_us = math.inf if self.mixed is None else self.mixed.us

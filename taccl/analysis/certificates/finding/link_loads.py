@@ -205,7 +205,7 @@ class _Program:
         self.program = GrowingProgram(cost, entries, (upper, [float(steps * sum(loads.links))]))
         #: Number of rows that are not for sends.
         self.num_others = total + 1
-        #: (kind, sends, hops used) of the other rows, in order.
+        #: Arguments of each call of `_add`, in the order of the rows that they added.
         self.added: list[tuple[int, Ints, Flags]] = []
 
     def _at(self, start: int | Ints, step: Ints) -> tuple[Ints, Floats]:
