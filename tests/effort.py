@@ -59,8 +59,10 @@ def brief_synthesis(problem: taccl.Problem, **options: Any) -> taccl.Result:
 
 
 def first_schedule(problem: taccl.Problem, **options: Any) -> taccl.Schedule:
-    """First schedule that a search finds, for tests to which any valid schedule will do."""
-    return brief_synthesis(problem, **{"backend": "greedy", "stop_when": lambda _: True, **options}).schedule
+    """First schedule that a search finds, for tests to which any valid schedule will do; few bounds are sought."""
+    options = {"backend": "greedy", "stop_when": lambda _: True, **options}
+    with first_bounds():
+        return brief_synthesis(problem, **options).schedule
 
 
 def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) -> taccl.Plan:

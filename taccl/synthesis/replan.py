@@ -24,6 +24,7 @@ from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.improve.improvement import (
     Improvement,
     compile_improvement,
+    first_turns,
     improve_schedule,
     suits_improvement,
 )
@@ -35,7 +36,9 @@ from taccl.synthesis.transforms.exchange import exchanged
 from taccl.synthesis.transforms.isomorphic import matched
 
 _RESERVE_SHARE = 0.3  # share of the time reserved for building and verifying the schedule
-_LEAST_SENDS = 400_000  # min sends re-timed in all iterations of ruin and recreate together
+_LEAST_SENDS = (
+    400_000  # max sends re-timed in the first iterations of ruin and recreate, which precede the limit
+)
 _MOST_ROUTES = 250_000  # max routes (trees times ranks) for improvement
 
 
@@ -156,7 +159,8 @@ def replan(
             compile_improvement()  # its seconds do not count towards the time limit
             left_s = max(0.0, began + (1 - _RESERVE_SHARE) * time_limit_s - asked)
             search = Improvement(problem, trees, limits, chunks=cut_off)
-            if search.run(turns=_LEAST_SENDS // max(1, old.num_transfers) if cut_off else 0) >= 0:
+            turns = first_turns(old.num_transfers, parameters.ruin) if cut_off else 0
+            if search.run(turns=min(turns, _LEAST_SENDS // max(1, old.num_transfers))) >= 0:
                 schedule = search.schedule("replan")
     if schedule is not None and cut_off:
         # If the finish is no later than before, unaffected chunks stay as they are.

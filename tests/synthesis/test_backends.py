@@ -1,15 +1,15 @@
 """The table of backends: availability, version, licence end, and reasons for absence."""
 
 import datetime
-import os
-import subprocess
 import sys
 from importlib import metadata
 
 import pytest
 
 import taccl
+from taccl.cli import main
 from taccl.solvers import registry
+from taccl.solvers.process import WORKERS
 from taccl.solvers.registry import Backends, SolverInfo, package_versions
 
 NAMES = ["auto", "greedy", "dimension-balanced", "highs", "scip", "cbc", "gurobi", "cpsat"]
@@ -119,6 +119,7 @@ def test_library_that_kills_its_worker(monkeypatch):
         )
 
     monkeypatch.setattr(registry, "run_task", drilled)
+    monkeypatch.setattr(registry, "_SOLVERS", {name: registry._SOLVERS[name] for name in ("highs", "gurobi")})
     table = taccl.backends()
     assert not row(table, "gurobi").available
     assert "SIGABRT" in row(table, "gurobi").why_not
@@ -126,33 +127,32 @@ def test_library_that_kills_its_worker(monkeypatch):
 
 
 @pytest.fixture
-def without_gurobi(tmp_path):
-    """An environment in which gurobipy fails to import."""
+def without_gurobi(tmp_path, monkeypatch):
+    """Make gurobipy fail to import in new workers, the only ones of the test."""
     (tmp_path / "gurobipy.py").write_text("raise ImportError('no gurobipy in this test')")
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+    monkeypatch.syspath_prepend(tmp_path)
+    WORKERS.end_idle()
+    yield
+    WORKERS.end_idle()
 
 
 @pytest.mark.slow
-def test_library_that_does_not_load(without_gurobi):
+def test_library_that_does_not_load(without_gurobi, monkeypatch, capsys):
     """A package that fails to import is listed with its error; the exit code is 0."""
-    done = subprocess.run(
-        [sys.executable, "-m", "taccl", "backends"], capture_output=True, text=True, env=without_gurobi
-    )
-    line = next(line for line in done.stdout.splitlines() if line.startswith("gurobi"))
-    assert done.returncode == 0
+    monkeypatch.setattr(registry, "_SOLVERS", {"gurobi": registry._SOLVERS["gurobi"]})
+    assert main(["backends"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("gurobi"))
     assert line.split(maxsplit=3)[1:] == ["no", "-", "gurobipy does not load: no gurobipy in this test"]
 
 
 @pytest.mark.slow
-def test_absent_backend_is_refused(without_gurobi):
+def test_absent_backend_is_refused(without_gurobi, capsys):
     """Use of an absent backend is an error with exit code 3 and one sentence."""
     words = "synthesize --topology ring:4 --collective allgather --size 4KB --backend gurobi"
-    done = subprocess.run(
-        [sys.executable, "-m", "taccl", *words.split()], capture_output=True, text=True, env=without_gurobi
-    )
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.count("\n") == 1
-    assert "gurobi cannot run here: gurobipy does not load: no gurobipy in this test" in done.stderr
+    code, (out, err) = main(words.split()), capsys.readouterr()
+    assert (code, out) == (3, "")
+    assert err.count("\n") == 1
+    assert "gurobi cannot run here: gurobipy does not load: no gurobipy in this test" in err
 
 
 def test_package_versions():

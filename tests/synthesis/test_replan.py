@@ -161,6 +161,20 @@ class TestWhatIsKept:
         assert verify(new.schedule).ok
         assert not new.from_scratch
 
+    def test_few_sends_are_improved_for_few_turns(self, monkeypatch):
+        """If the only send loses its link, ruin and recreate begins with 100 turns, however many send re-timings
+        are allowed."""
+        run, turns = Improvement.run, []
+        monkeypatch.setattr(
+            Improvement, "run", lambda search, **given: turns.append(given["turns"]) or run(search, **given)
+        )
+        detour = linked("detour", [0] * 3, [(0, 1), (0, 2), (2, 1)], alpha_us=0, beta_us_per_mb=1)
+        collective = collectives.custom(3, precondition={0: [0]}, postcondition={0: [1]})
+        old = exact_times(problem(detour, collective), chunk=[0], link=[0], sequence=[0])
+        lost = problem(without(detour, links=[(0, 1)]), collective)
+        assert replanning.replan(old, lost, time_limit_s=1e-9).finish_us == 2.0
+        assert 100 in turns[:2] and max(turns) < 1000
+
     @pytest.mark.slow
     def test_a_degraded_link_is_relieved(self):
         """If a link drops to a twentieth of its rate, its chunk takes a path of two hops instead."""
