@@ -9,7 +9,7 @@ import pytest
 
 import taccl
 from taccl.explore.rows import COLUMNS
-from taccl.explore.run import perform
+from tests.explore.stand_ins import dying, where
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,24 +60,14 @@ def test_the_cache_is_here(client, problem, cache):
         assert taccl.compare(problem, **options).from_cache.all()
 
 
-def dying(index, run, parent):
-    """Perform a run; run 1 ends its own process instead."""
-    return os._exit(1) if index == 1 else (index, *perform(run))
-
-
 def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
     """A run that ends its worker, for which joblib would wait forever, becomes a row; the others continue."""
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     with joblib.parallel_config(backend="dask", wait_for_workers_timeout=120):
         table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False, full=True)
-    assert [*table.status] == ["proven for its chunks", "crashed", "proven for its chunks"]
+    assert [*table.status] == ["found", "crashed", "found"]
     assert table.error[1] == "its process died, also when run alone (KilledWorker)"
-
-
-def where(index, run, parent):
-    """Id of the process in which a run executes."""
-    return index, run.row | {"error": str(os.getpid())}, None
 
 
 def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
