@@ -45,13 +45,21 @@ def test_nothing_heavy_is_loaded():
     assert in_fresh_process(code) == "[]"
 
 
-def test_a_synthesis_begins_without_modules_that_it_seldom_needs():
-    """The search loads without predictions of libraries, explanations of clashes, and package metadata."""
-    seldom = ("taccl.measure.predict", "taccl.synthesis.explaining", "importlib.metadata")
+@pytest.mark.slow
+def test_modules_that_are_seldom_needed_are_not_loaded():
+    """Ranks of a step load neither baselines nor bounds. The search loads neither predictions of libraries, nor
+    explanations of clashes, nor package metadata."""
+    step = ("taccl.baselines", "taccl.analysis.certificates.bounds", "taccl.workload.bound")
+    search = ("taccl.measure.predict", "taccl.synthesis.explaining", "importlib.metadata")
     code = (
-        f"import sys, taccl.synthesis.synthesize\nprint([name for name in {seldom} if name in sys.modules])"
+        "import sys, taccl.synthesis.synthesize\n"
+        f"print([name for name in {search} if name in sys.modules])\n"
+        "for name in [name for name in sys.modules if name.startswith('taccl')]:\n"
+        "    del sys.modules[name]\n"
+        "import taccl.runtime.step\n"
+        f"print([name for name in {step} if name in sys.modules])"
     )
-    assert in_fresh_process(code) == "[]"
+    assert in_fresh_process(code) == "[]\n[]"
 
 
 @pytest.mark.slow

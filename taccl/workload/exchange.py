@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl._internal.caching import cached
-from taccl.baselines import baseline
-from taccl.baselines.spread import cut_chunks
 from taccl.errors import InputError
 from taccl.problem import collectives
 from taccl.problem.clauses import Clauses
@@ -232,6 +230,8 @@ def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
     if algorithm != "synthesized" and kind != "send":
         stock = "pairwise" if kind == "alltoall" or len(groups) > 1 else "ring"
         name = stock if algorithm == "stock" else algorithm
+        from taccl.baselines import baseline  # imported late, as below
+
         return baseline(name, problem, cut=False)
     from taccl.synthesis.synthesize import synthesize  # imported late: ranks that run a step do not need it
 
@@ -298,6 +298,7 @@ def _ends(chunk: Chunk) -> tuple[object, ...]:
 
 @cached
 def _balanced(topology: Topology, collective: Collective, chunk_bytes: int, pieces: int) -> Schedule | None:
+    from taccl.baselines.spread import cut_chunks  # imported late, as above
     from taccl.synthesis.proposers.balanced import balanced_schedule
 
     problem = make_problem(topology, collective, chunk_bytes=chunk_bytes * pieces)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import is_exact
 from taccl.analysis.verification.verify import verify
-from taccl.workload.bound import StepBound
 from taccl.workload.costs import tile_costs
 from taccl.workload.exchange import parts_of, problem_of
 
@@ -154,6 +153,8 @@ class Step:
     @cached_property
     def bound(self) -> Fraction:
         """Lower bound in us on the finish of any schedule of the step; see `taccl.workload.bound`."""
+        from taccl.workload.bound import StepBound  # imported late: ranks that run a step do not need it
+
         return StepBound(self.workload, self.topology, self._costs).best()
 
     @property
