@@ -145,6 +145,7 @@ def expected_of_nccl(problem: Problem, *, nvls: bool) -> Prediction | None:
     return predict_library(topology.machine, name, size, nodes=nodes, nvls=nvls)
 
 
+@cached
 def is_by_name(topology: Topology) -> bool:
     """True if a topology is an unchanged machine by name that `taccl.predict` knows, with its own costs."""
     from taccl.measure.predict import known_machines  # loads all tables of machines

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import taccl
 from taccl.errors import InputError
 from taccl.placement.files import nccl_tuner
+from taccl.topology.registry import parse
 from tests.fuzzing import thinned
 
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
@@ -90,6 +92,19 @@ def test_machines_have_a_rule_for_every_call(plugin, machine, nodes):
     topology = taccl.topologies.parse(machine, nodes=nodes)
     found = answers(plugin, nccl_tuner(topology), every(("none", "ll128")))
     assert min(channels for _, _, channels in found.values()) >= 2
+
+
+def test_a_machine_is_compared_with_its_model_once(monkeypatch):
+    """A machine by name is built once more, to see that it is unchanged, and not for each collective."""
+    topology, built = taccl.topologies.ndv2(2), []
+
+    def counted(*given, **options):
+        built.append(given)
+        return parse(*given, **options)
+
+    monkeypatch.setattr(import_module("taccl.baselines.nccl"), "parse", counted)
+    nccl_tuner(topology)
+    assert built == [("ndv2",)]
 
 
 def first_rules(topology, num_ranks=None):
