@@ -160,12 +160,15 @@ class Event(NamedTuple):
     - `by`: Step or operation to which the event belongs; consecutive events with equal `by` are one access.
     - `after`: Indices of its direct predecessors: the previous event of its thread, and those it waited for.
     - `reads`, `writes`: Places that it accesses.
+    - `received`: Reads, as (index of the event, place), whose values data that it received depend on. So they
+      ended before, although no barrier or signal orders them.
     """
 
     by: Any
     after: Collection[int]
     reads: Collection[Hashable] = ()
     writes: Collection[Hashable] = ()
+    received: frozenset[tuple[int, Hashable]] = frozenset()
 
 
 def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
@@ -176,28 +179,36 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
     """
     uses = Counter(each for event in events for each in event.after)
     known: dict[int, int] = {}  # {event: events known to precede it, and itself, as bits}
+    ended: dict[int, int] = {}  # {event: `Event.received` of these, as bits}
+    bit_of: dict[tuple[int, Hashable], int] = {}  # {(event, place): its bit in `ended`}
     writers: dict[Hashable, list[int]] = {}
     readers: dict[Hashable, list[int]] = defaultdict(list)
     for _, group in groupby(range(len(events)), key=lambda number: events[number].by):
         numbers = list(group)
         for number in numbers:
-            known[number] = 1 << number
+            known[number], ended[number] = 1 << number, 0
+            for read in events[number].received:
+                ended[number] |= 1 << bit_of.setdefault(read, len(bit_of))
             for each in events[number].after:
                 known[number] |= known[each]
+                ended[number] |= ended[each]
                 uses[each] -= 1
                 if not uses[each]:
-                    del known[each]
+                    del known[each], ended[each]
         reads, writes = ({*events[numbers[0]].reads}, {*events[numbers[0]].writes})
         reported: set[int] = set()
         for place in sorted(reads | writes):  # type: ignore[type-var]
-            others = writers.get(place, [])
+            others = dict.fromkeys(writers.get(place, []), True)  # {event: True if it writes the place}
             if place in writes:
-                others = others + readers.pop(place, [])
+                others = dict.fromkeys(readers.pop(place, []), False) | others
                 writers[place] = numbers
             if place in reads:
                 readers[place] += numbers
-            for other in others:
-                if other not in reported and not all(known[number] >> other & 1 for number in numbers):
+            for other, is_writer in others.items():
+                if other in reported or all(known[number] >> other & 1 for number in numbers):
+                    continue
+                bit = None if is_writer else bit_of.get((other, place))
+                if bit is None or not all(ended[number] >> bit & 1 for number in numbers):
                     reported.add(other)
                     yield place, events[other], events[numbers[0]]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import taccl
-from taccl._internal.names import shown
+from taccl._internal.names import quoted, shown
 from taccl._internal.units import format_count, format_limit, format_us
 from taccl.cli.options import add_schedule
 from taccl.cli.output import Answer, picked
@@ -138,8 +140,7 @@ def _plan(file: str) -> Answer:
         fault = str(error)
     ranks = format_count(len(plan["gpus"]), "rank")
     operations = sum(len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"])
-    sizes = f"from {format_limit(plan.get('min_message_size', 0))} "
-    sizes += f"to {format_limit(plan['max_message_size'])}" if "max_message_size" in plan else "on"
+    sizes = _sizes_of(plan, file)
     verdict = "1 fault" if fault else "ok" if judged else "ok, but outputs are not checked: custom collective"
     place = "in place" if plan["inplace"] else "out of place"
     steps = format_count(operations, "operation")
@@ -154,6 +155,15 @@ def _plan(file: str) -> Answer:
     }
     complaint = f"{shown(file)}: the plan has 1 fault" if fault else ""
     return Answer("\n".join([head, *([f"  {fault}"] if fault else [])]), values, complaint)
+
+
+def _sizes_of(plan: Mapping[str, Any], file: str) -> str:
+    """Range of sizes that a plan serves: ``from 0B to 1GiB``; ``from 0B on`` up to 2**62 bytes and more."""
+    least, most = plan.get("min_message_size", 0), plan.get("max_message_size", 2**64 - 1)
+    if not (type(least) is int and type(most) is int and 0 <= least <= most):
+        said = f"found sizes from {quoted(least)} to {quoted(most)}; expected whole numbers of bytes"
+        raise FormatError(f"{said}, the first no larger", where=f"{file}: max_message_size")
+    return f"from {format_limit(least)} " + ("on" if most >= 2**62 else f"to {format_limit(most)}")
 
 
 #: {format of a program: its check}.

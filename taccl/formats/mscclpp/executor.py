@@ -8,74 +8,28 @@ order. Their completion is unknown until a ``flush``, or a signal sent over the 
 rank accesses its buffers before the rank begins, and again when its threadblocks have ended. One run finds
 all unordered accesses, as for programs (`taccl.program.execution`).
 
-Only operations that `taccl.formats.mscclpp.plan` writes can be run; others raise an error that names them. So
-do limits of the executor on one rank that a plan exceeds.
+Operations that `taccl.formats.mscclpp.operations` does not list cannot be run: those on NVLS (``glres``,
+``gstore``, ``gstorepkt``), ``pipeline``, ``get``, ``pws``, ``pwsf`` and ``barrier``. They raise an error that
+names them. So do limits of the executor on one rank that a plan exceeds.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
 
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
+from taccl.formats.mscclpp.operations import FIRST_PACKET, FLOWS, check_gpu
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.problem.collective import Collective
 from taccl.program.contents import Content, content_at_start, contents_of
 from taccl.program.execution import Event, unordered
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import Slot
-
-#: Operations that the simulated executor supports.
-OPERATIONS = (
-    "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
-    "sem_release",
-)  # fmt: skip
-#: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``).
-#: `_MAX_OPERATIONS`: max operations of a threadblock.
-#: `_MAX_IDS`: max ids in a list of channels or remote buffers of a threadblock, or of semaphores of an
-#: operation.
-#: `_MAX_CHANNELS`: max channels of an operation.
-#: `_MAX_BUFFERS`: max buffers of an operation.
-_MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10
-
-
-def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
-    """Raise `FormatError` if a rank's part of a plan exceeds limits or has unsupported operations."""
-    if gpu["id"] != r:
-        raise FormatError(f"found gpu {gpu['id']} in place {r}; expected them in order", where="plan")
-    if gpu["input_chunks"] < 1 or gpu["output_chunks"] < 1:
-        raise FormatError(
-            f"gpu {r} has {gpu['input_chunks']} input and {gpu['output_chunks']} output chunks; expected at "
-            "least one each, as only such plans can be checked here",
-            where="plan",
-        )
-    for t, threadblock in enumerate(gpu["threadblocks"]):
-        where, ops = f"threadblock {t} of gpu {r}", threadblock["ops"]
-        lists = [each["channel_ids"] for each in threadblock["channels"]]
-        lists += [each["remote_buffer_ids"] for each in threadblock["remote_buffer_refs"]]
-        lists += [op.get("semaphore_ids", ()) for op in ops]
-        if threadblock["id"] != t:
-            raise FormatError(f"found id {threadblock['id']}; expected {t}", where=where)
-        channels = max((len(op.get("channel_ids", ())) for op in ops), default=0)
-        buffers = max((len(op.get(end, ())) for op in ops for end in ("src_buff", "dst_buff")), default=0)
-        for found, most, what in (
-            (len(ops), _MAX_OPERATIONS, "operations"),
-            (channels, _MAX_CHANNELS, "channels of an operation"),
-            (buffers, _MAX_BUFFERS, "buffers of an operation"),
-            (max(map(len, lists), default=0), _MAX_IDS, "channels, buffers or semaphores in a list"),
-        ):
-            if found > most:
-                raise FormatError(f"found {found} {what}; expected at most {most}", where=where)
-        unknown = next((op["name"] for op in ops if op["name"] not in OPERATIONS), None)
-        if unknown is not None:
-            said = f"found operation {unknown!r}, which cannot be checked here"
-            known = ", ".join(OPERATIONS)
-            raise FormatError(f"{said}; run the plan with MSCCL++, or use only {known}", where=where)
-
 
 #: {name of a collective in plans: collective that defines the outputs to check}.
 _KINDS = {
@@ -84,11 +38,11 @@ _KINDS = {
 }  # fmt: skip
 _ROOTED = ("broadcast", "reduce")
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
-#: {operation on packets: number of its leading sources that are not packets}.
-_FIRST_PACKET = {"upkt": 0, "repkt": 1}
 Op = dict[str, Any]
 #: Place of a chunk: (rank, memory, index).
 Place = tuple[int, str, int]
+#: Reads: (index of an event, place that it reads).
+Reads = frozenset[tuple[int, Place]]
 #: Inbox of signals: an end of a channel, or a semaphore.
 #: A channel's end is ``(kind, rank, peer, index among the rank's channels of this kind to the peer)``.
 #: A semaphore is ``("semaphore", rank, number)``.
@@ -110,6 +64,9 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
         raise FormatError(
             "found no gpus; expected one for each rank: convert the schedule or program again", where="plan"
         )
+    if any("inputChunks" in gpu for gpu in plan["gpus"]):
+        said = "found a plan of an earlier MSCCL++, with 'inputChunks' for 'input_chunks'"
+        raise FormatError(f"{said}; write it again with a current MSCCL++", where="plan")
     run: _PlanRun | None = None
     try:
         run = _PlanRun(plan, root)
@@ -144,9 +101,11 @@ class _PlanRun:
         self.users: list[set[Place]] = []  # places that each rank's user accesses, before and after the run
         self.contents: dict[Place, Content] = {}
         self.packets: dict[tuple[int, int], Content] = {}
+        self.fed: dict[tuple[int, int], Reads] = {}  # {packet: reads on which its value depends}
         self.inboxes: dict[Inbox, deque[int]] = {}
         self.channels: dict[tuple[int, str], list[Inbox]] = {}
         self.events: list[Event] = []
+        self.begun: list[int] = []  # event with which each rank's user begins it
         self.last: dict[Any, int] = {}  # {thread, NIC or user: its last event}
         self.label = ""
         for r in range(len(self.gpus)):
@@ -154,8 +113,8 @@ class _PlanRun:
         self.actions = {
             "nop": self._nop, "put": self._put, "ppkt": self._put_packets, "signal": self._signal,
             "wait": self._wait, "flush": self._flush, "sem_acquire": self._wait,
-            "sem_release": self._release,
-            **dict.fromkeys(("copy", "upkt", "re", "repkt"), self._combine),
+            "sem_release": self._release, "rlxsignal": self._signal, "rlxwait": self._wait,
+            **dict.fromkeys(FLOWS, self._combine),
         }  # fmt: skip
 
     def _begin(self, r: int) -> None:
@@ -172,6 +131,7 @@ class _PlanRun:
         )
         self.events.append(Event(self.label, (), (), self.users[r]))
         begun = self.last["user", r] = len(self.events) - 1
+        self.begun.append(begun)
         for t in range(len(self.gpus[r]["threadblocks"])):
             self.last[r, t, 0] = self.last[r, t, 1] = begun
         peers: Counter[tuple[str, int]] = Counter()
@@ -248,10 +208,15 @@ class _PlanRun:
         return VerificationError(f"{self.label}: {what}")
 
     def _act(
-        self, thread: Any, *after: int, reads: Collection[Place] = (), writes: Collection[Place] = ()
+        self,
+        thread: Any,
+        *after: int,
+        reads: Collection[Place] = (),
+        writes: Collection[Place] = (),
+        received: Reads = frozenset(),
     ) -> None:
         """Record an event of a thread, after its previous event and the events `after`."""
-        self.events.append(Event(self.label, {self.last[thread], *after}, reads, writes))
+        self.events.append(Event(self.label, {self.last[thread], *after}, reads, writes, received))
         self.last[thread] = len(self.events) - 1
 
     def _size(self, rank: int, buffer: str) -> int:
@@ -322,9 +287,9 @@ class _PlanRun:
 
     def _awaited(self, r: int, t: int, op: Op) -> Sequence[tuple[Any, ...]]:
         """Inboxes and packets for which an operation waits; a packet is (rank, number of the packet)."""
-        if op["name"] in ("wait", "sem_acquire"):
+        if op["name"] in ("wait", "rlxwait", "sem_acquire"):
             return self._inboxes(r, t, op)
-        arriving = op["src_buff"][_FIRST_PACKET[op["name"]] :] if op["name"] in _FIRST_PACKET else ()
+        arriving = op["src_buff"][FIRST_PACKET[op["name"]] :] if op["name"] in FIRST_PACKET else ()
         return [(r, packet) for each in arriving for packet in _packets(each)]
 
     def _has_come(self, awaited: tuple[Any, ...]) -> bool:
@@ -343,7 +308,9 @@ class _PlanRun:
                 self._act(thread, asked)
             if (kind, peer, r, number) not in self.inboxes:
                 raise self._fault(f"gpu {peer} has no end of the channel")
-            self.inboxes[kind, peer, r, number].append(self.last[thread])
+            # A relaxed signal is no fence: it orders only what the user did before the rank began.
+            is_relaxed = op["name"] == "rlxsignal" and kind == "memory"
+            self.inboxes[kind, peer, r, number].append(self.begun[r] if is_relaxed else self.last[thread])
 
     def _wait(self, r: int, t: int, op: Op) -> None:
         for i, inbox in enumerate(self._inboxes(r, t, op)):
@@ -373,6 +340,7 @@ class _PlanRun:
         targets: list[Place],
         op: Op,
         i: int = 0,
+        received: Reads = frozenset(),
     ) -> None:
         """Write values to the targets: over a port channel, the NIC writes; otherwise all threads write."""
         if len(values) != len(targets):
@@ -381,38 +349,90 @@ class _PlanRun:
             self._act(self._channel(r, t, op, i), self.last[r, t, min(i, 1)], reads=reads, writes=targets)
         else:
             for thread in (0, 1):
-                self._act((r, t, thread), reads=reads, writes=targets)
+                self._act((r, t, thread), reads=reads, writes=targets, received=received)
         self.contents |= zip(targets, values, strict=True)
 
     def _put_packets(self, r: int, t: int, op: Op) -> None:
         for src, dst in zip(op["src_buff"], op["dst_buff"], strict=True):
-            peer, buffer = self._remote(r, t, "memory", dst)
-            if buffer != "s":
-                raise self._fault(f"packets go to {buffer}; expected s, scratch")
             reads = self._own(r, src)
-            values = [self._content(place) for place in reads]
-            for number, value in zip(_packets(dst), values, strict=True):
-                if (peer, number) in self.packets:
-                    raise self._fault(f"packet {number} of gpu {peer} is written twice")
-                self.packets[peer, number] = value
-            # Packet p occupies the places of chunks 2p and 2p + 1.
-            lies = {"index": 2 * dst["index"], "size": 2 * dst["size"]}
-            halves = self._places(r, peer, "s", lies)
+            values, fed = [self._content(place) for place in reads], list(map(self._read, reads))
+            halves = self._send_packets(r, values, fed, self._remote(r, t, "memory", dst), dst)
             self._write(r, t, [value for value in values for _ in (0, 1)], reads, halves, op)
 
+    def _read(self, place: Place) -> Reads:
+        """Reads of a place by the next operation: one for each of the two threads."""
+        return frozenset((len(self.events) + thread, place) for thread in (0, 1))
+
+    def _send_packets(
+        self, r: int, values: list[Content], fed: list[Reads], target: tuple[int, str], dst: Op
+    ) -> list[Place]:
+        """Send values as packets into a rank's scratch; return the two places of each packet in turn."""
+        owner, buffer = target
+        if buffer != "s":
+            raise self._fault(f"packets go to {buffer}; expected s, scratch")
+        for number, value, reads in zip(_packets(dst), values, fed, strict=True):
+            if (owner, number) in self.packets:
+                raise self._fault(f"packet {number} of gpu {owner} is written twice")
+            self.packets[owner, number], self.fed[owner, number] = value, reads
+        # Packet p occupies the places of chunks 2p and 2p + 1.
+        return self._places(r, owner, "s", {"index": 2 * dst["index"], "size": 2 * dst["size"]})
+
     def _combine(self, r: int, t: int, op: Op) -> None:
-        """Write the sum of an operation's sources (chunks of the rank, or packets) to its destination.
+        """Write the sum of an operation's sources to its destinations.
 
         The arrival of a packet does not imply that earlier writes of its sender have arrived, so no order of
-        events is recorded for it.
+        events is recorded for it. Reads on which its value depends have ended.
         """
-        sources, (dst,) = op["src_buff"], op["dst_buff"]
-        first = _FIRST_PACKET.get(op["name"], len(sources))
-        reads = [self._own(r, each) for each in sources[:first]]
-        columns = [[self._content(place) for place in each] for each in reads]
-        columns += [[self.packets[r, packet] for packet in _packets(each)] for each in sources[first:]]
+        flow, reads = FLOWS[op["name"]], list[Place]()
+        columns, fed = list[list[Content]](), list[list[Reads]]()  # of each source
+        for kind, each in self._kinds(op["src_buff"], (flow.source, flow.further_sources)):
+            if kind == "packets":
+                columns.append([self.packets[r, packet] for packet in _packets(each)])
+                fed.append([self.fed[r, packet] for packet in _packets(each)])
+            else:
+                places = self._own(r, each) if kind == "own" else self._at_peer(r, t, op, each)
+                reads += places
+                columns.append([self._content(place) for place in places])
+                fed.append(list(map(self._read, places)))
         sums = [reduce(add, each) for each in zip(*columns, strict=True)]
-        self._write(r, t, sums, [place for each in reads for place in each], self._own(r, dst), op)
+        reads_of = [frozenset[tuple[int, Place]]().union(*each) for each in zip(*fed, strict=True)]
+        values, targets = list[Content](), list[Place]()
+        number_of: dict[Place, int] = {}  # {place of a destination: number of its chunk in the sum}
+        for kind, dst in self._kinds(op["dst_buff"], flow[2:]):
+            if kind.endswith("packets"):
+                owner = (r, dst["type"]) if kind == "packets" else self._remote(r, t, "memory", dst)
+                targets += self._send_packets(r, sums, reads_of, owner, dst)
+                values += [value for value in sums for _ in (0, 1)]
+            else:
+                places = self._own(r, dst) if kind == "own" else self._at_peer(r, t, op, dst)
+                number_of |= {place: number for number, place in enumerate(places)}
+                targets += places
+                values += sums
+        # A thread writes a chunk of the sum once it has read the packets of that chunk alone.
+        own = {len(self.events), len(self.events) + 1}
+        received = frozenset(
+            (event, place)
+            for number, each in enumerate(reads_of)
+            for event, place in each
+            if event not in own and number_of.get(place, number) == number
+        )
+        self._write(r, t, values, reads, targets, {}, received=received)
+
+    def _kinds(self, buffers: list[Op], kinds: Sequence[str]) -> Iterator[tuple[str, Op]]:
+        """Yield the kind of each source or destination; the last of `kinds` is that of all further ones."""
+        if not buffers:
+            raise ValueError
+        for place, each in enumerate(buffers):
+            kind = kinds[min(place, len(kinds) - 1)]
+            if not kind:
+                raise self._fault(f"{len(buffers)} sources or destinations; expected {place}")
+            yield kind, each
+
+    def _at_peer(self, r: int, t: int, op: Op, chunks: Op) -> list[Place]:
+        """Places of chunks in a buffer of another rank, which all threads read or write."""
+        if op.get("channel_type", "memory") != "memory":
+            raise self._fault("threads access other ranks over memory channels alone")
+        return self._places(r, *self._remote(r, t, "memory", chunks), chunks)
 
 
 def _packets(chunks: Op) -> range:

@@ -1,0 +1,96 @@
+"""Operations of MSCCL++'s executor that can be run here, and limits of the executor on a rank of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from taccl._internal.names import quoted
+from taccl.errors import FormatError
+
+
+class Flow(NamedTuple):
+    """Sources and destinations of an operation of all threads, which copies its source or the sum of several.
+
+    Each is the rank's own chunks (``"own"``), those of another rank (``"remote"``), packets in the rank's
+    scratch (``"packets"``), or packets in another rank's scratch (``"remote packets"``); empty for none.
+    """
+
+    source: str
+    further_sources: str
+    destination: str
+    second_destination: str = ""
+    further_destinations: str = ""
+
+
+#: {operation: its flow}.
+FLOWS = {
+    "copy": Flow("own", "", "own"),
+    "re": Flow("own", "own", "own"),
+    "res": Flow("own", "own", "own", "remote", "remote"),
+    "rre": Flow("own", "remote", "own"),
+    "rres": Flow("own", "remote", "own", "remote", "remote"),
+    "cpkt": Flow("own", "", "packets"),
+    "upkt": Flow("packets", "", "own"),
+    "repkt": Flow("own", "packets", "own"),
+    "recpkt": Flow("own", "packets", "own", "packets"),
+    "respkt": Flow("own", "packets", "own", "remote packets", "remote packets"),
+    "recspkt": Flow("own", "packets", "own", "packets", "remote packets"),
+    "rppkt": Flow("packets", "", "remote packets", "remote packets", "remote packets"),
+}
+#: Operations that the simulated executor supports.
+OPERATIONS = (
+    "nop", "put", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait", "flush", "sem_acquire",
+    "sem_release",
+)  # fmt: skip
+#: {operation on packets: number of its leading sources that are not packets}.
+FIRST_PACKET = {name: int(flow.source != "packets") for name, flow in FLOWS.items() if "packets" in flow[:2]}
+#: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``).
+#: `_MAX_OPERATIONS`: max operations of a threadblock.
+#: `_MAX_IDS`: max ids in a list of channels or remote buffers of a threadblock, or of semaphores of an
+#: operation.
+#: `_MAX_CHANNELS`: max channels of an operation.
+#: `_MAX_BUFFERS`: max buffers of an operation.
+_MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10
+
+
+def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
+    """Raise `FormatError` if a rank's part of a plan exceeds limits or has unsupported operations."""
+    if gpu["id"] != r:
+        raise FormatError(f"found gpu {gpu['id']} in place {r}; expected them in order", where="plan")
+    if gpu["input_chunks"] < 1 or gpu["output_chunks"] < 1:
+        raise FormatError(
+            f"gpu {r} has {gpu['input_chunks']} input and {gpu['output_chunks']} output chunks; expected at "
+            "least one each, as only such plans can be checked here",
+            where="plan",
+        )
+    for t, threadblock in enumerate(gpu["threadblocks"]):
+        where, ops = f"threadblock {t} of gpu {r}", threadblock["ops"]
+        lists = [each["channel_ids"] for each in threadblock["channels"]]
+        lists += [each["remote_buffer_ids"] for each in threadblock["remote_buffer_refs"]]
+        lists += [op.get("semaphore_ids", ()) for op in ops]
+        if threadblock["id"] != t:
+            raise FormatError(f"found id {threadblock['id']}; expected {t}", where=where)
+        channels = max((len(op.get("channel_ids", ())) for op in ops), default=0)
+        buffers = max((len(op.get(end, ())) for op in ops for end in ("src_buff", "dst_buff")), default=0)
+        for found, most, what in (
+            (len(ops), _MAX_OPERATIONS, "operations"),
+            (channels, _MAX_CHANNELS, "channels of an operation"),
+            (buffers, _MAX_BUFFERS, "buffers of an operation"),
+            (max(map(len, lists), default=0), _MAX_IDS, "channels, buffers or semaphores in a list"),
+        ):
+            if found > most:
+                raise FormatError(f"found {found} {what}; expected at most {most}", where=where)
+        unknown = next((op["name"] for op in ops if op["name"] not in OPERATIONS), None)
+        if unknown is not None:
+            said = f"found operation {unknown!r}, which cannot be checked here"
+            known = ", ".join(OPERATIONS)
+            raise FormatError(f"{said}; run the plan with MSCCL++, or use only {known}", where=where)
+        shared = next((op for op in ops if op.get("tbg_info", {}).get("tbg_size", 1) > 1), None)
+        if shared is not None:
+            said = f"found operation {shared['name']!r}, which several threadblocks share (tbg_info)"
+            raise FormatError(f"{said}; such plans cannot be checked here; run it with MSCCL++", where=where)
+        other = next((op for op in ops if op.get("reduce_op", "sum") != "sum"), None)
+        if other is not None:
+            said = f"found the reduction {quoted(other['reduce_op'])} of {other['name']}"
+            raise FormatError(f"{said}; expected sum, which alone can be checked here", where=where)
