@@ -34,7 +34,7 @@ from benchmarks.scale_fabrics import h100, rail_rings, random_regular
 from taccl.analysis.certificates.bounds import claims_of
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.sketch.group import find_symmetries
 
 if TYPE_CHECKING:

@@ -246,7 +246,7 @@ def test_witnesses_are_evaluated_without_what_found_them():
     found = used_from([("taccl.analysis.certificates.bounds", "claims_of")], witnesses=False)
     assert len(found) > 50
     for place in evaluated.keys() & found.keys():
-        assert place[0].endswith((".readings", ".certificate")), (
+        assert place[0].endswith((".transformed", ".certificate")), (
             f"{place}: {evaluated[place]}, {found[place]}"
         )
     assert not [place for place in evaluated if ".finding." in place[0]]

@@ -15,6 +15,7 @@ from taccl._internal.arguments import Seconds, checked, known_name
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.garbage import rarely_collected
 from taccl.baselines.buckets import bucket
+from taccl.baselines.direct import least_one_shot_us, one_shot, pairwise
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.multiplying import multiplying
@@ -23,7 +24,6 @@ from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
 from taccl.baselines.spread import soonest_cut_us
-from taccl.baselines.straight import least_one_shot_us, one_shot, pairwise
 from taccl.baselines.table import BASELINES, are_pairs, row_of
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError

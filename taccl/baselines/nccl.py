@@ -18,9 +18,9 @@ from taccl._internal.arguments import checked
 from taccl._internal.caching import cached
 from taccl._internal.units import format_us
 from taccl.baselines.channel_schedules import over_channels, predict
+from taccl.baselines.direct import exchange_end_us, exchange_us, pairwise
 from taccl.baselines.nccl_links import table_rates, topology_under
 from taccl.baselines.nvls import NvlsPipeline, has_nvls, links_of_switches, nvls_schedule, with_switches
-from taccl.baselines.straight import exchange_end_us, exchange_us, pairwise
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES, patterns_of

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from taccl.baselines.buckets import bucket
+from taccl.baselines.direct import one_shot, pairwise
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.moves import least_transfers
@@ -15,7 +16,6 @@ from taccl.baselines.multiplying import MOST_TRANSFERS, multiplying
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.straight import one_shot, pairwise
 from taccl.baselines.tree import tree
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import taccl
 from taccl._internal.names import in_runs
 from taccl._internal.units import format_size, parse_size
-from taccl.cli import things
+from taccl.cli import inputs
 from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, refuse
 from taccl.cli.output import picked, say
 from taccl.cli.protocols import under_best_protocol
@@ -53,7 +53,7 @@ def schedule_and_details(file: str, options: argparse.Namespace) -> tuple[Schedu
         from taccl.formats.published.algorithm import load_upstream_algorithm
 
         if options.topology is not None:
-            given["topology"] = things.topology_from_word(options.topology)
+            given["topology"] = inputs.topology_from_word(options.topology)
         return load_upstream_algorithm(file, **given), {}
     if found.holds == "program":
         remedy = f"`taccl convert {shlex.quote(file)} OUT.json --topology NAME --size 1MB`"
@@ -77,14 +77,14 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     if options.topology is None and options.sketch is None:
         raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
     named = options.topology
-    if named is not None and things.is_file(named) and things.kind_of(named) == "upstream topology":
+    if named is not None and inputs.is_file(named) and inputs.kind_of(named) == "upstream topology":
         return _upstream_problem(options)
     if options.cost_model == "upstream" or options.time_unit_us is not None:
         name = "--time-unit-us" if options.cost_model != "upstream" else "--cost-model upstream"
         needed = "needs a topology file of the published TACCL tool"
         said = f"{name} {needed}; give one with --topology, or leave it out"
         raise InputError(said, where=name.partition(" ")[0])
-    sketch = things.sketch_from_word(options.sketch, or_topology=options.topology is None)
+    sketch = inputs.sketch_from_word(options.sketch, or_topology=options.topology is None)
     topology = subset_for(options, topology_for(options, sketch), sketch)
     if options.collective == BY_MATRIX or options.matrix is not None:
         return under_best_protocol(_by_matrix(options, topology), options)
@@ -151,7 +151,7 @@ def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
     refuse(options, ("matrix", *ARGUMENTS), "--along does not combine with it; leave it out")
     along = options.along
     if isinstance(along, str):
-        sketch = things.sketch_from_word(options.sketch)
+        sketch = inputs.sketch_from_word(options.sketch)
         if sketch is None:
             said = f"found {along!r}; expected dimensions such as 1,3, or a sketch with this group; give one"
             raise InputError(said, where="--along")
@@ -188,7 +188,7 @@ def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
 
 def settle_topology(options: argparse.Namespace) -> None:
     """Use the positional argument as the topology if it names one, not a sketch."""
-    if options.topology is None and options.sketch is not None and things.names_topology(options.sketch):
+    if options.topology is None and options.sketch is not None and inputs.names_topology(options.sketch):
         options.topology, options.sketch = options.sketch, None
 
 
@@ -204,14 +204,14 @@ def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology
     nodes, profile, protocol = options.nodes, options.profile, options.protocol
     if options.topology is None:
         assert sketch is not None
-        return things.under_protocol(sketch.topology(nodes=nodes, profile=profile), protocol)
-    is_machine = not things.is_file(options.topology) and options.topology in taccl.topologies.machine_names()
+        return inputs.under_protocol(sketch.topology(nodes=nodes, profile=profile), protocol)
+    is_machine = not inputs.is_file(options.topology) and options.topology in taccl.topologies.machine_names()
     if sketch is not None and is_machine:
         nodes = nodes or sketch.nodes
         named = {each.name for each in PROFILES[options.topology]}
         if options.topology == sketch.machine or sketch.profile in named:  # else the machine is refused later
             profile = profile or sketch.profile or None
-    return things.topology_from_word(options.topology, nodes=nodes, profile=profile, protocol=protocol)
+    return inputs.topology_from_word(options.topology, nodes=nodes, profile=profile, protocol=protocol)
 
 
 def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> Sketch:
@@ -233,11 +233,11 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
         if given not in (None, "auto"):
             said = f"a topology file of the published TACCL tool has no {name}; leave --{name} out"
             raise InputError(said, where=f"--{name}")
-    both = options.sketch is not None and things.kind_of(options.sketch) == "upstream sketch"
+    both = options.sketch is not None and inputs.kind_of(options.sketch) == "upstream sketch"
     names = ("collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank")
     given = picked(options, *names, *ARGUMENTS)
     given["cost_model"] = options.cost_model or ("upstream" if both else "physical")
-    return load_problem(things.sketch_from_word(options.sketch) or taccl.Sketch(), options.topology, **given)
+    return load_problem(inputs.sketch_from_word(options.sketch) or taccl.Sketch(), options.topology, **given)
 
 
 def arguments_of(options: argparse.Namespace) -> CollectiveArguments:

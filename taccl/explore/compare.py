@@ -16,7 +16,7 @@ from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.units import parse_sizes
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.cache import Cache
-from taccl.explore.many import num_at_once, rows_of
+from taccl.explore.parallel_runs import num_at_once, rows_of
 from taccl.explore.rows import DETAILS, NO_SKETCH, SHORT, frame, new_row, shortened
 from taccl.problem import collectives
 from taccl.problem.collective import Collective
@@ -82,7 +82,7 @@ class Runs:
             )
 
     def rows_of(self, asked: Sequence[tuple[Callable[[], Problem], dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Rows of the given runs, as `many.rows_of` returns them; successive runs share the total limit."""
+        """Rows of runs, as of `parallel_runs.rows_of`; successive runs share the total limit."""
         limit_s, until_s = self.time_limit_s, math.inf
         if self.total_limit_s is not None:
             limit_s /= -(-len(asked) // num_at_once(self.num_workers, len(asked)))

@@ -25,7 +25,7 @@ from taccl.runtimes.runtime import Runtime
 from taccl.runtimes.table import RUNTIMES
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS
-from taccl.synthesis.proposers.competing import quickest_first
+from taccl.synthesis.proposers.baseline_proposals import quickest_first
 from taccl.synthesis.result import StageLog
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import Topology

@@ -19,7 +19,7 @@ from taccl.sketch.reachability import check_reachable, is_possible
 from taccl.solvers.registry import OWN_BACKENDS, require_known
 from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
-from taccl.synthesis.proposers.competing import obeying
+from taccl.synthesis.proposers.baseline_proposals import obeying
 from taccl.synthesis.proposers.finer import cut
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut_as, improved_schedules

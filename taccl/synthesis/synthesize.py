@@ -30,7 +30,7 @@ from taccl.synthesis.checking import GIVEN, begin_with, checked_start, continue_
 from taccl.synthesis.memory import check_memory
 from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers.competing import reserve_s, share_baselines
+from taccl.synthesis.proposers.baseline_proposals import reserve_s, share_baselines
 from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose

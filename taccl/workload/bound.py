@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl._internal.caching import cached
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.readings import late_part
+from taccl.analysis.certificates.transformed import late_part
 from taccl.sketch.group import find_symmetries
 from taccl.workload.exchange import parts_of, problem_of
 from taccl.workload.meaning import groups_of

@@ -12,7 +12,7 @@ import taccl
 from taccl import collectives
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from taccl.analysis.certificates.transformed import as_spreading, merging_freely
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY
 from tests.synthesis.brute_force import TooLarge, finishes_by

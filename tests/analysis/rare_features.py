@@ -10,7 +10,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 from taccl import collectives
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.problem.making import make_problem

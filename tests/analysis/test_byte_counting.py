@@ -21,8 +21,8 @@ from taccl.analysis.certificates.byte_counting import (
     sums_served,
 )
 from taccl.analysis.certificates.pair_counting import windows_of
-from taccl.analysis.certificates.readings import merging_freely
 from taccl.analysis.certificates.scopes import bound_over_all_chunkings, gap_text
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.synthesis.synthesize import synthesize
 from tests.analysis.claims import certificates_of, is_unbeaten, raised
 from tests.fuzzing import cases, some

@@ -10,7 +10,7 @@ import pytest
 import taccl
 from taccl.analysis.certificates.bounds import claims_of
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from tests.analysis.claims import is_unbeaten
 from tests.analysis.tampering import changed
 from tests.fuzzing import cases, some

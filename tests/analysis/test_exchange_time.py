@@ -12,7 +12,7 @@ from taccl import collectives
 from taccl.analysis.certificates import exchange_time
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.exchange_time import exchange_time_bounds
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_link_time import sums_of

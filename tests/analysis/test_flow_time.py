@@ -9,7 +9,7 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates.flow_time import Lane, _carried, _mean_ticks, flow_time_bounds
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import baseline_finishes, both_chunkings, certificates_of, is_unbeaten, raised
 from tests.fuzzing import cases, some

@@ -12,7 +12,7 @@ from taccl import collectives
 from taccl.analysis.certificates import hub_time
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.hub_time import are_admitted, highest_factors, hub_time_bounds, port_of
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from tests.analysis.claims import certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_link_time import sums_of
 from tests.analysis.test_sum_flow import crossbar

@@ -13,8 +13,8 @@ import taccl
 from taccl import collectives
 from taccl.analysis.certificates.gossip import gossip
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
-from taccl.analysis.certificates.readings import merging_freely
 from taccl.analysis.certificates.spread_tail import SpreadTail, spread_tail_bounds
+from taccl.analysis.certificates.transformed import merging_freely
 from tests.analysis.claims import certificates_of, raised
 from tests.analysis.tampering import labels_of
 from tests.synthesis.small_problems import custom, problem_of, two_levels

@@ -12,7 +12,7 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding import volume as volumes
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut, node_cut
-from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from taccl.analysis.certificates.transformed import as_spreading, merging_freely
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem

@@ -25,7 +25,7 @@ from taccl.analysis.certificates.link_time import (
     _least_costs,
     link_time_bounds,
 )
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.recognise import grid_of
 from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 import taccl
-from taccl.analysis.certificates.readings import into_node, merging_freely
 from taccl.analysis.certificates.throughput import node_data_bounds
+from taccl.analysis.certificates.transformed import into_node, merging_freely
 from tests.analysis.claims import both_chunkings, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_exchange_time import cluster
 from tests.analysis.test_node_sums import machine

@@ -8,7 +8,7 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates.node_sums import node_sum_bounds
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import both_chunkings, certificates_of, is_unbeaten, raised, ratios
 from tests.fuzzing import cases, some

@@ -14,7 +14,7 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates import exchange_time
-from taccl.analysis.certificates.readings import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely
 from tests.analysis import rare_features as rare
 from tests.analysis.claims import is_unbeaten
 from tests.analysis.mutations import LISTED, mutated

@@ -10,8 +10,8 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.analysis.certificates.readings import merging_freely
 from taccl.analysis.certificates.sum_flow import Lane, _gain, _gain_near, _most_gained, sum_flow_bounds
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import baseline_finishes, both_chunkings, certificates_of, is_unbeaten, raised
 from tests.fuzzing import cases, some

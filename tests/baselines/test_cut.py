@@ -8,8 +8,8 @@ from taccl import collectives
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, best, buckets, spread
+from taccl.baselines.direct import least_one_shot_us
 from taccl.baselines.spread import cut_chunks, cut_while_it_pays
-from taccl.baselines.straight import least_one_shot_us
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import together
 from taccl.problem.making import make_problem

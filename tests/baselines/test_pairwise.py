@@ -7,7 +7,7 @@ import pytest
 import taccl
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import pairwise
-from taccl.baselines.straight import exchange_us
+from taccl.baselines.direct import exchange_us
 from taccl.topology import fabrics, machines
 from taccl.topology.builder import TopologyBuilder
 

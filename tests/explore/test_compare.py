@@ -13,7 +13,7 @@ import pytest
 
 import taccl
 from taccl.errors import FallbackWarning, InfeasibleError, NoSolutionError, SolverUnavailableError
-from taccl.explore import many
+from taccl.explore import parallel_runs
 from taccl.explore import run as run_module
 from taccl.explore.rows import COLUMNS, DETAILS, SHORT
 from taccl.explore.run import RunRequest, failed_row
@@ -296,7 +296,9 @@ def test_ctrl_c_keeps_what_is_done(problem, cache, monkeypatch):
 
 def test_ctrl_c_before_anything_is_done(problem, monkeypatch):
     """Ctrl-C before the first result raises KeyboardInterrupt."""
-    monkeypatch.setattr("taccl.explore.many.perform", lambda run: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(
+        "taccl.explore.parallel_runs.perform", lambda run: os.kill(os.getpid(), signal.SIGINT)
+    )
     with pytest.raises(KeyboardInterrupt):
         compare(problem, backends=["greedy"])
 
@@ -349,7 +351,7 @@ def test_ctrl_c_ends_every_process(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
     """If a run ends its worker process, other runs continue. Running each one alone shows which run it was."""
-    monkeypatch.setattr("taccl.explore.many._numbered", dying)
+    monkeypatch.setattr("taccl.explore.parallel_runs._numbered", dying)
     table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False, full=True)
     assert [*table.status] == ["found", "crashed", "found"]
     assert table.error[1] == "its process died, also when run alone (TerminatedWorkerError)"
@@ -450,7 +452,7 @@ def test_runs_share_the_time_that_is_left(problem, monkeypatch):
         limits.append(request.row["time_limit_s"])
         return failed_row(request.row, NoSolutionError("none", bound_us=None)), None
 
-    monkeypatch.setattr("taccl.explore.many.perform", perform)
+    monkeypatch.setattr("taccl.explore.parallel_runs.perform", perform)
     compare(problem, backends=["greedy"], seeds=range(3), time_limit_s=60, total_limit_s=50)
     assert rounds == [3, 2, 1]
     assert limits == [20, 20, 20], "the table has equal parts of the limit that was asked for"
@@ -474,9 +476,9 @@ def test_processes_are_started_only_if_that_takes_half_of_the_time_at_most(
     monkeypatch, left_s, factor, starts
 ):
     """A process takes 1 s of CPU to start, so 3 s on a busy machine, which is more than half of 4 s."""
-    monkeypatch.setattr(many, "busy_factor", lambda: factor)
+    monkeypatch.setattr(parallel_runs, "busy_factor", lambda: factor)
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert many._may_start_workers(left_s) == starts
+    assert parallel_runs._may_start_workers(left_s) == starts
 
 
 def test_a_run_has_an_equal_part_of_what_is_left():

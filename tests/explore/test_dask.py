@@ -63,7 +63,7 @@ def test_the_cache_is_here(client, problem, cache):
 def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
     """A run that ends its worker, for which joblib would wait forever, becomes a row; the others continue."""
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
-    monkeypatch.setattr("taccl.explore.many._numbered", dying)
+    monkeypatch.setattr("taccl.explore.parallel_runs._numbered", dying)
     with joblib.parallel_config(backend="dask", wait_for_workers_timeout=120):
         table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False, full=True)
     assert [*table.status] == ["found", "crashed", "found"]
@@ -72,7 +72,7 @@ def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
 
 def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
     """A cluster of one core performs the runs, although joblib alone would use this process."""
-    monkeypatch.setattr("taccl.explore.many._numbered", where)
+    monkeypatch.setattr("taccl.explore.parallel_runs._numbered", where)
     monkeypatch.setattr("joblib._dask.DaskDistributedBackend.effective_n_jobs", lambda self, n_jobs: 1)
     with joblib.parallel_config(backend="dask", wait_for_workers_timeout=120):
         table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False, full=True)

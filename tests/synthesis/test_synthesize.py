@@ -34,7 +34,7 @@ from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.improve.improvement import compile_improvement
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.parameters import DEFAULTS
-from taccl.synthesis.proposers import competing, solver_loop, table
+from taccl.synthesis.proposers import baseline_proposals, solver_loop, table
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.search import Options, Search
 from taccl.topology.builder import TopologyBuilder
@@ -724,7 +724,7 @@ def test_baselines_that_break_the_sketch_are_left():
     found = brief_synthesis(problem, backend="greedy").schedule
     late = replace(found, start=found.start + 10**9, end=found.end + 10**9)
     search = Search(problem, Options(), Deadline(), best=late)
-    competing.offer_rest(search)
+    baseline_proposals.offer_rest(search)
     assert search.best is late
     assert [stage.message for stage in search.stages] == ["last: none better"]
 

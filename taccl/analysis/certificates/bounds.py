@@ -33,7 +33,11 @@ from taccl.analysis.certificates.level_sets import node_cut
 from taccl.analysis.certificates.link_time import link_time_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
-from taccl.analysis.certificates.readings import (
+from taccl.analysis.certificates.spread_tail import spread_tail_bounds
+from taccl.analysis.certificates.sum_flow import sum_flow_bounds
+from taccl.analysis.certificates.switch_counting import switch_counting
+from taccl.analysis.certificates.throughput import cut_claims, node_data_bounds, throughput_claims
+from taccl.analysis.certificates.transformed import (
     as_spreading,
     by_switches_alone,
     check_switches_add,
@@ -41,10 +45,6 @@ from taccl.analysis.certificates.readings import (
     merging_freely,
     release_dates,
 )
-from taccl.analysis.certificates.spread_tail import spread_tail_bounds
-from taccl.analysis.certificates.sum_flow import sum_flow_bounds
-from taccl.analysis.certificates.switch_counting import switch_counting
-from taccl.analysis.certificates.throughput import cut_claims, node_data_bounds, throughput_claims
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible

@@ -3,7 +3,7 @@
 Each kind of bound has a module with its witness, its finder, and the evaluation of the witness. The
 evaluation is exact arithmetic on the problem, without a solver. It shares two things with the finder: the
 problem data (costs in ticks, links, `Problem.open_links`), and the time reversal of problems (module
-`readings`). docs/formulation.md, "Checking", explains why this is sound.
+`transformed`). docs/formulation.md, "Checking", explains why this is sound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from taccl._internal.arguments import checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_rates, format_us, gb_per_s
 from taccl.analysis.certificates.evaluation.facts import Facts
-from taccl.analysis.certificates.readings import as_spreading, by_switches_alone, late_part, time_reversed
+from taccl.analysis.certificates.transformed import as_spreading, by_switches_alone, late_part, time_reversed
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.problem import Problem
 

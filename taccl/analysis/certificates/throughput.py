@@ -21,7 +21,7 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.level_sets import level_cut
-from taccl.analysis.certificates.readings import into_node
+from taccl.analysis.certificates.transformed import into_node
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 

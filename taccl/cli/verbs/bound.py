@@ -13,10 +13,10 @@ import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_gap, format_us
+from taccl.cli.inputs import followed, held_by, program_in
 from taccl.cli.options import LEAST_S, ROLES, add_limit, add_problem_options, option, refuse
 from taccl.cli.output import Answer, following_values, picked, say, title_of
 from taccl.cli.problems import problem_from_options, schedule_in
-from taccl.cli.things import followed, held_by, program_in
 from taccl.problem.collectives import ARGUMENTS
 from taccl.problem.making import merged
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_size
+from taccl.cli.inputs import sketch_from_word, topology_from_word
 from taccl.cli.options import (
     A_TOPOLOGY,
     LEAST_S,
@@ -28,7 +29,6 @@ from taccl.cli.options import (
 )
 from taccl.cli.output import Answer, check_output, figures_table, picked, with_content
 from taccl.cli.problems import arguments_of, collective_of, problem_from_options, resized
-from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError
 
 

@@ -8,9 +8,9 @@ import warnings
 
 from taccl._internal.names import shown, table
 from taccl.cli.advice import on_command_line
+from taccl.cli.inputs import topology_from_word
 from taccl.cli.options import add_options, option, reader
 from taccl.cli.output import Answer, picked
-from taccl.cli.things import topology_from_word
 from taccl.errors import InputError, LossyConversionWarning, TacclWarning
 
 

@@ -7,9 +7,9 @@ import argparse
 import taccl
 from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
+from taccl.cli.inputs import check_path, is_file, topology_from_word
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_subset, option
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content, with_error
-from taccl.cli.things import check_path, is_file, topology_from_word
 from taccl.errors import InputError
 from taccl.formats.files import check_page
 from taccl.formats.registry import takes_nodes

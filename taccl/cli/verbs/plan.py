@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.deadline import busy_factor, leave, signals_to
 from taccl._internal.names import shown
+from taccl.cli.inputs import names_topology, sketch_from_word
 from taccl.cli.options import (
     LEAST_S,
     add_collective,
@@ -22,7 +23,6 @@ from taccl.cli.options import (
 )
 from taccl.cli.output import Answer, picked, say
 from taccl.cli.problems import arguments_of, collective_of, resized, subset_for, topology_for
-from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
 from taccl.runtimes.registry import registered
 

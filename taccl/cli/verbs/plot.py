@@ -7,10 +7,10 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.names import shown
+from taccl.cli.inputs import held_by, is_file, kind_of, names_topology, topology_from_word
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_schedule, option, refuse, sizes
 from taccl.cli.output import Answer, check_output, notes_shown, picked
 from taccl.cli.problems import schedule_and_details
-from taccl.cli.things import held_by, is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 
 if TYPE_CHECKING:

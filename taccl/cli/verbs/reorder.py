@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.names import first_of, shown, table
+from taccl.cli.inputs import format_in, is_file, topology_from_word
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, positive, reader, refuse
 from taccl.cli.output import (
     Answer,
@@ -21,7 +22,6 @@ from taccl.cli.output import (
     progress_shown,
     with_content,
 )
-from taccl.cli.things import format_in, is_file, topology_from_word
 from taccl.errors import AssumptionWarning, InputError
 from taccl.formats.native import load as load_schedule
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, parse_size
+from taccl.cli.inputs import topology_from_word
 from taccl.cli.options import add_options, flag_of, option, positive, rate, refuse, seconds, sizes
 from taccl.cli.output import Answer, is_first_rank, notes_shown, picked, with_content
-from taccl.cli.things import topology_from_word
 from taccl.errors import InputError
 from taccl.formats.files import check_writable
 from taccl.runtimes.registry import registered, runtime_named

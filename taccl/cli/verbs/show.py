@@ -13,9 +13,9 @@ from taccl._internal.file_kinds import is_shown, wrong_kind
 from taccl._internal.names import did_you_mean, note_lines, shown, table
 from taccl._internal.reading import kinds_of
 from taccl._internal.units import format_count, format_gap, format_us
+from taccl.cli.inputs import Kind, is_file, kind_of, names_topology, program_in, topology_from_word
 from taccl.cli.options import add_options, option, reader, refuse
 from taccl.cli.output import Answer, picked
-from taccl.cli.things import Kind, is_file, kind_of, names_topology, program_in, topology_from_word
 from taccl.errors import InputError
 from taccl.sketch.library import shipped_sketches
 from taccl.topology.registry import fabric_names, machine_names

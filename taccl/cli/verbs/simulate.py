@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.names import first_of, note_lines, shown
 from taccl._internal.units import format_count, format_limit
+from taccl.cli.inputs import followed, program_in
 from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, sizes
 from taccl.cli.output import Answer, figures_table, following_values, picked, title_of
 from taccl.cli.problems import schedule_in
-from taccl.cli.things import followed, program_in
 
 if TYPE_CHECKING:
     from taccl.program.program import Program

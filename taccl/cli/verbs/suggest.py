@@ -16,6 +16,7 @@ import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import shown, table
 from taccl._internal.units import format_size, format_us
+from taccl.cli.inputs import sketch_from_word, topology_from_word
 from taccl.cli.options import (
     A_TOPOLOGY,
     LEAST_S,
@@ -29,7 +30,6 @@ from taccl.cli.options import (
 )
 from taccl.cli.output import Answer, picked, progress_shown
 from taccl.cli.problems import arguments_of, collective_of, problem_from_options, resized, settle_size
-from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.names import shown, table
 from taccl._internal.units import format_count, format_gap, format_size, format_us
+from taccl.cli.inputs import is_file
 from taccl.cli.options import (
     LEAST_S,
     add_limit,
@@ -30,7 +31,6 @@ from taccl.cli.options import (
 )
 from taccl.cli.output import Answer, check_schedule_output, picked, progress_shown, say, with_file
 from taccl.cli.problems import problem_from_options, schedule_in, settle_size, settle_topology
-from taccl.cli.things import is_file
 from taccl.errors import InputError
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
 from taccl.solvers.registry import OWN_BACKENDS

@@ -27,7 +27,7 @@ from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, RELAYS, Barriers, Edit
 from taccl.synthesis.milp.routing import RoutingModel
 from taccl.synthesis.symmetry.quotient import take_quotient
-from taccl.synthesis.transforms.halves import split
+from taccl.synthesis.transforms.phases import split
 from taccl.topology.topology import Link
 
 #: Alternative sets of edits of a sketch; each set lets a chunk reach a rank that it cannot reach yet.

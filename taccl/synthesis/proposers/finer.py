@@ -31,7 +31,13 @@ from taccl.errors import InputError
 from taccl.problem.making import by_default, make_problem
 from taccl.problem.problem import Problem
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
-from taccl.synthesis.proposers.competing import BY_ESTIMATE, for_baselines_s, left_out, made_of, tried_finer
+from taccl.synthesis.proposers.baseline_proposals import (
+    BY_ESTIMATE,
+    for_baselines_s,
+    left_out,
+    made_of,
+    tried_finer,
+)
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import grid_of
 

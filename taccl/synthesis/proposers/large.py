@@ -24,7 +24,7 @@ from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.queues import routes_of, send_together
 from taccl.synthesis.proposers.spreading import has_chunk_masks, spread, spread_masked, urgent_hops
-from taccl.synthesis.transforms.halves import Half, join, split
+from taccl.synthesis.transforms.phases import Half, join, split
 
 if TYPE_CHECKING:
     import os

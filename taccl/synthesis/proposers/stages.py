@@ -34,7 +34,7 @@ from taccl.synthesis.proposers.solver_stages import improve_by_job_shop, job_sho
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.halves import (
+from taccl.synthesis.transforms.phases import (
     may_separate_contributions,
     search_halves,
     search_separate_contributions,

@@ -16,7 +16,7 @@ from taccl.synthesis.bounding import bound_within, look_for_bound, look_for_boun
 from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
-from taccl.synthesis.proposers.competing import (
+from taccl.synthesis.proposers.baseline_proposals import (
     balanced_s,
     for_baselines_s,
     is_small,

@@ -42,7 +42,7 @@ from taccl.synthesis.proposers.finer import cut, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.queues import send_at_earliest, send_in_turn, send_once, slots_of
 from taccl.synthesis.search import Search
-from taccl.synthesis.transforms.halves import join, split
+from taccl.synthesis.transforms.phases import join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
 from taccl.synthesis.trees.packing import tree_counts, tree_routes
 from taccl.synthesis.trees.roots import root_shares, with_roots
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taccl.problem.problem import Problem
-    from taccl.synthesis.transforms.halves import Half
+    from taccl.synthesis.transforms.phases import Half
 
     Shares = Sequence[Fraction]
     from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints

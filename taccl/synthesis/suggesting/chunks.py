@@ -28,7 +28,7 @@ from taccl.synthesis.kernels.improvement_kernel import improve
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers.competing import baseline_us
+from taccl.synthesis.proposers.baseline_proposals import baseline_us
 from taccl.synthesis.proposers.compiling import compile_in_a_row
 from taccl.synthesis.proposers.finer import cut, is_at_one_rank, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort, suits

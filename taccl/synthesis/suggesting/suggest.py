@@ -45,7 +45,7 @@ from taccl.synthesis.suggesting.proposals import (
     relay_plans,
 )
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.halves import search_halves
+from taccl.synthesis.transforms.phases import search_halves
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:

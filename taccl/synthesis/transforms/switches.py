@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.deadline import Deadline
-from taccl.analysis.certificates.readings import check_switches_add, over_links
+from taccl.analysis.certificates.transformed import check_switches_add, over_links
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.spread import cut_chunks

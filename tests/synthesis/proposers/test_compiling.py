@@ -15,7 +15,7 @@ from taccl.solvers.worker import Outcome
 from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
 from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers import competing, compiling, stages
+from taccl.synthesis.proposers import baseline_proposals, compiling, stages
 from taccl.synthesis.proposers.trees import along_trees
 from taccl.synthesis.search import Search
 from tests.effort import AMPLE_S, BRIEF, brief_synthesis
@@ -144,7 +144,7 @@ def test_compiling_is_reported(monkeypatch):
 def test_without_kernels_a_baseline_is_returned_and_a_note_says_why(monkeypatch):
     """Without kernels a baseline is returned, with a note that names the necessary time limit."""
     monkeypatch.setattr(compiling, "are_kept", lambda _: False)
-    monkeypatch.setattr(competing, "are_kept", lambda _: False)
+    monkeypatch.setattr(baseline_proposals, "are_kept", lambda _: False)
     cold = SearchParameters.from_dict({"choice": {"most_hops": 1000, "cold_s": 2 * AMPLE_S}})
     result = taccl.synthesize(MESH, backend="greedy", time_limit_s=AMPLE_S, parameters=cold)
     assert taccl.verify(result.schedule).ok
@@ -201,7 +201,7 @@ def test_without_kernels_an_exchange_may_go_a_longer_way(monkeypatch):
 
     10 MB from rank 0 to 1 of a ring of 3, in 40 chunks: half go through rank 2, 115.5 us instead of 220.
     """
-    for module in (compiling, competing, stages):
+    for module in (compiling, baseline_proposals, stages):
         monkeypatch.setattr(module, "are_kept", lambda _: False)
     sizes = [[0, 10_000_000, 0], [0, 0, 0], [0, 0, 0]]
     problem = taccl.alltoallv_problem(taccl.topologies.ring(3), sizes, chunk_bytes=250_000)

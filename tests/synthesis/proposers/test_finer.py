@@ -12,7 +12,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
 from taccl.baselines.hub_mixes import soonest_plan
 from taccl.synthesis.budget import run
-from taccl.synthesis.proposers import competing, finer
+from taccl.synthesis.proposers import baseline_proposals, finer
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
 from taccl.topology.recognise import grid_of
@@ -28,7 +28,7 @@ def test_baselines_in_finer_chunks_come_last():
     topology = taccl.topologies.ring(6)
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(1000))
-    competing.offer_first(search)
+    baseline_proposals.offer_first(search)
     found = finer.offer_cut(search, search.deadline)
     assert found.problem.collective.chunks_per_rank > 1
     assert found.best.finish < search.best.finish
@@ -48,7 +48,7 @@ def test_pipelined_trees_come_before_other_baselines_of_a_root(monkeypatch):
         built.append((name, problem.chunks_open))
         return taccl.baselines.baseline(name, problem, **options)
 
-    for module in (competing, finer):
+    for module in (baseline_proposals, finer):
         monkeypatch.setattr(module, "baseline", noted)
     problem = taccl.make_problem(taccl.topologies.ring(6), "broadcast", size_bytes=10**6)
     whole = replace(problem.in_its_chunks, chunks_open=False)
@@ -62,7 +62,7 @@ def test_baselines_of_many_transfers_are_cut_finer_too():
     """With smaller chunks, a ring of 2,256 transfers finishes three times earlier."""
     problem = taccl.make_problem(taccl.topologies.fully_connected(48), "allgather", size_bytes=4 * 10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
-    ring = competing._as_asked("ring", search.problem)
+    ring = baseline_proposals._as_asked("ring", search.problem)
     search.offer_whole(ring, producer="ring", verified=True)
     found = finer.offer_cut(search, search.deadline)
     assert found.best.finish * 3 < ring.finish
@@ -73,7 +73,7 @@ def test_merged_messages_compete_where_chunks_are_open():
     """On a 4 x 4 torus a baseline with merged sends finishes 64 KB in 4.6 us before the search starts."""
     problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=64_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(60))
-    competing.offer_first(search)
+    baseline_proposals.offer_first(search)
     found = finer.offer_cut(search, search.deadline)
     assert found.best.finish_us <= 4.6 and taccl.verify(found.best).ok
     assert found.best.problem.clauses.merging and found.best.problem == found.problem
@@ -151,7 +151,7 @@ def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
 
     problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=256_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
-    bucket = competing._as_asked("bucket", search.problem)
+    bucket = baseline_proposals._as_asked("bucket", search.problem)
     search.offer_whole(bucket, producer="bucket", verified=True)
     monkeypatch.setattr(finer, "baseline", ended)
     found = finer.offer_cut(search, search.deadline)
@@ -219,7 +219,7 @@ def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
     found = finer.offer_estimated(search)
     assert found.best.finish_us < 33 and taccl.verify(found.best).ok
-    assert found.problem.collective.chunks_per_rank == 2 and not competing.made_of(search.problem)
+    assert found.problem.collective.chunks_per_rank == 2 and not baseline_proposals.made_of(search.problem)
     assert len(built) == 1
 
 

@@ -14,7 +14,7 @@ from taccl.schedule.combine import separate_contributions, summed_at_destination
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.halves import join, split
+from taccl.synthesis.transforms.phases import join, split
 from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates, Transform
 from taccl.synthesis.transforms.switches import PlainLinks
 from taccl.topology.builder import TopologyBuilder

@@ -20,7 +20,7 @@ from taccl.analysis.certificates.certificate import BorderJob
 from taccl.analysis.certificates.finding.distances import Distances
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts
 from taccl.analysis.certificates.finding.volume import cover_of, crossing_links
-from taccl.analysis.certificates.readings import time_reversed
+from taccl.analysis.certificates.transformed import time_reversed
 from taccl.problem.costs import link_ends, wide_links
 from taccl.sketch.group import find_symmetries
 

@@ -12,8 +12,8 @@ from taccl.problem.collective import Collective
 from taccl.synthesis.proposers import ruin, stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.transforms import halves
-from taccl.synthesis.transforms.halves import search_halves, search_separate_contributions
+from taccl.synthesis.transforms import phases
+from taccl.synthesis.transforms.phases import search_halves, search_separate_contributions
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, BRIEF, HASTY, assert_sound, brief_synthesis
 from tests.fuzzing import by_turns, some
@@ -247,7 +247,7 @@ def test_a_whole_schedule_exists_once_the_first_of_isomorphic_phases_has_one(bac
 
 def test_a_phase_that_finds_a_better_schedule_later_shortens_the_whole(monkeypatch):
     """If a step of a phase runs after the phases were joined, as it was short of time, they are joined again."""
-    monkeypatch.setattr(halves, "find_isomorphism", lambda *_: None)
+    monkeypatch.setattr(phases, "find_isomorphism", lambda *_: None)
     problem = taccl.make_problem(taccl.topologies.ring(6), "allreduce", size_bytes="6MB", chunks_per_rank=1)
     search, parts = Search(problem, Options(), Deadline.after(100.0)), []
 

@@ -10,7 +10,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.baselines import BASELINES
 from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import InputError
-from taccl.synthesis.proposers import competing, table
+from taccl.synthesis.proposers import baseline_proposals, table
 from taccl.synthesis.proposers.compiling import compile_named
 from taccl.synthesis.search import Options, Search
 from tests.effort import AMPLE_S, BRIEF, PATIENT
@@ -29,7 +29,7 @@ def test_the_best_baseline_is_the_first_schedule(collective):
     """With time for all baselines the first schedule is the fastest of them."""
     problem = problem_of(collective)
     search = Search(problem, Options(), NEVER)
-    competing.offer_first(search)
+    baseline_proposals.offer_first(search)
     finishes = []
     for make in BASELINES.values():
         try:
@@ -45,7 +45,7 @@ def test_refused_baselines_are_counted():
     problem = problem_of("allgather")
     allowed = frozenset(range(1, len(problem.topology.links)))
     search = Search(problem.with_clauses(links_allowed=allowed), Options(), NEVER)
-    competing.offer_first(search)
+    baseline_proposals.offer_first(search)
     assert search.best is None
     assert re.fullmatch(r"first: none of \d+ obeys the sketch", search.stages[-1].message)
 
@@ -54,7 +54,7 @@ def test_refused_baselines_are_counted():
 def test_few_steps_come_first_for_small_sums_on_tori(size, first):
     """On a torus the preferred baseline is Bine trees if latency exceeds the time of all bytes, else bucket."""
     problem = taccl.make_problem(taccl.topologies.torus(4, 4, 4), "allreduce", size_bytes=size)
-    assert competing._preferred(problem)[0] == first
+    assert baseline_proposals._preferred(problem)[0] == first
 
 
 @pytest.mark.slow
@@ -75,9 +75,9 @@ def test_the_compiled_list_scheduler_comes_first_for_uneven_pairs(nodes, monkeyp
         finishes_us.append(search.best_us)
         raise InputError(name)
 
-    monkeypatch.setattr(competing, "are_kept", lambda _: True)
-    monkeypatch.setattr(competing, "baseline", refused)
-    competing.offer_first(search)
+    monkeypatch.setattr(baseline_proposals, "are_kept", lambda _: True)
+    monkeypatch.setattr(baseline_proposals, "baseline", refused)
+    baseline_proposals.offer_first(search)
     assert finishes_us[0] < 1.05 * taccl.lower_bound(search.problem, budget_s=AMPLE_S).bound_us
 
 
@@ -100,29 +100,29 @@ def test_baselines_precede_a_named_solver_that_would_have_no_schedule_in_time(le
 def test_recursive_doubling_comes_late_for_chunks_from_one_rank_to_one_other(collective, second):
     """An alltoall along a hypercube forwards each chunk on half of log2(ranks) links on average."""
     problem = taccl.make_problem(taccl.topologies.dgx1(2), collective, size_bytes="1MB")
-    assert competing._preferred(problem)[:2] == ["multiplying", second]
+    assert baseline_proposals._preferred(problem)[:2] == ["multiplying", second]
 
 
 def test_without_time_the_quickest_is_offered():
     """With a deadline of 0 s the quickest baseline is still the first schedule."""
     search = Search(problem_of(), Options(parameters=PATIENT), Deadline.after(0.0))
-    competing.offer_first(search)
+    baseline_proposals.offer_first(search)
     assert taccl.verify(search.best).ok
 
 
 @pytest.mark.slow
 def test_one_that_takes_too_long_is_broken_off(monkeypatch):
     """A baseline that takes too long is interrupted; the others still compete."""
-    made = competing.baseline
+    made = baseline_proposals.baseline
 
     def endless(name, problem, *, cut):
         while name == "tree":
             pass
         return made(name, problem, cut=cut)
 
-    monkeypatch.setattr(competing, "baseline", endless)
+    monkeypatch.setattr(baseline_proposals, "baseline", endless)
     search = Search(problem_of(), Options(), Deadline.after(1.0))
-    competing.offer_first(search)
+    baseline_proposals.offer_first(search)
     assert taccl.verify(search.best).ok
 
 
@@ -132,10 +132,10 @@ def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))
     builds_s = {"pairwise": 0.0, "ring": 300.0, "bucket": 300.0}
-    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
-    monkeypatch.setattr(competing, "build_times", lambda *_, **__: builds_s)
-    competing.offer_first(search)
-    assert set(competing.made_of(problem)) == {"pairwise", "bucket"}
+    monkeypatch.setattr(baseline_proposals, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(baseline_proposals, "build_times", lambda *_, **__: builds_s)
+    baseline_proposals.offer_first(search)
+    assert set(baseline_proposals.made_of(problem)) == {"pairwise", "bucket"}
 
 
 def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
@@ -143,7 +143,7 @@ def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
     come before its first form."""
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))
-    order, made = [], competing.baseline
+    order, made = [], baseline_proposals.baseline
 
     def recorded(name, problem, *, cut):
         order.append(name)
@@ -152,10 +152,10 @@ def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
     def times(*_, whole=True):
         return {"bucket": 600.0 if whole else 60.0, "ring": 1.0, "tree": 50.0}
 
-    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
-    monkeypatch.setattr(competing, "build_times", times)
-    monkeypatch.setattr(competing, "baseline", recorded)
-    competing.offer_first(search)
+    monkeypatch.setattr(baseline_proposals, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(baseline_proposals, "build_times", times)
+    monkeypatch.setattr(baseline_proposals, "baseline", recorded)
+    baseline_proposals.offer_first(search)
     assert order == ["ring", "tree", "bucket"]
 
 
@@ -168,7 +168,7 @@ def test_without_time_a_quick_first_form_of_the_preferred_baseline_suffices(monk
     """
     topology = taccl.topologies.fully_connected(4)
     problem = taccl.make_problem(topology, "allgather", size_bytes=4000, chunks_per_rank=1)
-    tried, made = [], competing.baseline
+    tried, made = [], baseline_proposals.baseline
 
     def recorded(name, problem, *, cut):
         tried.append(name)
@@ -177,10 +177,10 @@ def test_without_time_a_quick_first_form_of_the_preferred_baseline_suffices(monk
     def times(*_, whole=True):
         return {"multiplying": 5.0 if whole else begins_s, "pairwise": 0.6, "tree": 0.2}
 
-    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
-    monkeypatch.setattr(competing, "build_times", times)
-    monkeypatch.setattr(competing, "baseline", recorded)
-    competing.offer_first(Search(problem, Options(parameters=PATIENT), Deadline.after(0.0)))
+    monkeypatch.setattr(baseline_proposals, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(baseline_proposals, "build_times", times)
+    monkeypatch.setattr(baseline_proposals, "baseline", recorded)
+    baseline_proposals.offer_first(Search(problem, Options(parameters=PATIENT), Deadline.after(0.0)))
     assert tried == [first]
 
 
@@ -188,7 +188,9 @@ def test_the_estimate_for_multiplying_includes_all_its_forms():
     """The estimated build time of recursive multiplying is that of up to eleven forms, not of the first one
     alone."""
     problem = problem_of(num_ranks=32)
-    first, whole = (competing.build_times(problem, 10**6, 10**9, whole=each) for each in (False, True))
+    first, whole = (
+        baseline_proposals.build_times(problem, 10**6, 10**9, whole=each) for each in (False, True)
+    )
     assert whole["multiplying"] > 8 * first["multiplying"]
     assert whole["ring"] == first["ring"]
 
@@ -219,9 +221,9 @@ def test_baselines_that_take_little_time_come_in_order_of_preference(monkeypatch
     """With ample time, the usually best baseline is first. Without, it is the best of those about as quick as
     the quickest."""
     builds_s = {"swing": 0.1, "ring": 0.15, "tree": 0.5, "multiplying": 1.0}
-    monkeypatch.setattr(competing, "build_times", lambda *_, **__: builds_s)
-    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
-    assert competing.quickest_first(problem_of("allreduce"), left_s) == names
+    monkeypatch.setattr(baseline_proposals, "build_times", lambda *_, **__: builds_s)
+    monkeypatch.setattr(baseline_proposals, "busy_factor", lambda: 1.0)
+    assert baseline_proposals.quickest_first(problem_of("allreduce"), left_s) == names
 
 
 @pytest.mark.slow
@@ -233,9 +235,11 @@ def test_a_first_alltoall_is_pairwise_if_time_is_short():
     """
     problem = taccl.make_problem(taccl.topologies.dgx2(4), "alltoall", size_bytes="1MB")
     search = Search(problem, Options(parameters=PATIENT), Deadline.after(0.0))
-    competing.offer_first(search)
+    baseline_proposals.offer_first(search)
     assert search.best.finish_us <= 1.001 * taccl.lower_bound(problem).bound_us
-    first, whole = (competing.build_times(problem, 10**6, 10**9, whole=each) for each in (False, True))
+    first, whole = (
+        baseline_proposals.build_times(problem, 10**6, 10**9, whole=each) for each in (False, True)
+    )
     assert first["multiplying"] == whole["multiplying"]
 
 
@@ -245,12 +249,12 @@ def test_a_baseline_with_a_complete_schedule_stops_at_its_limit(monkeypatch):
     ring = taccl.baselines.baseline("ring", problem, cut=False)
 
     def endless(*_, **__):
-        competing.complete_so_far(competing.without_sketch(problem)).append(ring)
+        baseline_proposals.complete_so_far(baseline_proposals.without_sketch(problem)).append(ring)
         while True:
             pass
 
-    monkeypatch.setattr(competing, "baseline", endless)
-    assert competing._in_time("tree", problem, Deadline.after(0.05), NEVER).finish == ring.finish
+    monkeypatch.setattr(baseline_proposals, "baseline", endless)
+    assert baseline_proposals._in_time("tree", problem, Deadline.after(0.05), NEVER).finish == ring.finish
 
 
 def test_baselines_that_take_long_come_last(monkeypatch):
@@ -258,14 +262,14 @@ def test_baselines_that_take_long_come_last(monkeypatch):
     remains."""
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))
-    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(baseline_proposals, "busy_factor", lambda: 1.0)
     monkeypatch.setattr(
-        competing, "build_times", lambda *_, **__: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
+        baseline_proposals, "build_times", lambda *_, **__: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
     )
-    competing.offer_first(search)
-    assert set(competing.made_of(problem)) == {"pairwise"}
-    competing.offer_rest(search)
-    assert set(competing.made_of(problem)) == {"pairwise", "ring"}
+    baseline_proposals.offer_first(search)
+    assert set(baseline_proposals.made_of(problem)) == {"pairwise"}
+    baseline_proposals.offer_rest(search)
+    assert set(baseline_proposals.made_of(problem)) == {"pairwise", "ring"}
 
 
 def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
@@ -290,10 +294,10 @@ def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
 def test_baselines_of_an_equal_problem_are_not_made_again(monkeypatch):
     """Baselines are shared between equal problems that differ only in notes."""
     one, other = problem_of(), problem_of()
-    competing.obeying("ring", one)
-    competing.share_baselines(other, one)
-    monkeypatch.setattr(competing, "baseline", lambda *_, **__: pytest.fail("made again"))
-    assert competing.obeying("ring", other).problem is other
+    baseline_proposals.obeying("ring", one)
+    baseline_proposals.share_baselines(other, one)
+    monkeypatch.setattr(baseline_proposals, "baseline", lambda *_, **__: pytest.fail("made again"))
+    assert baseline_proposals.obeying("ring", other).problem is other
 
 
 @pytest.mark.parametrize(
@@ -305,19 +309,19 @@ def test_baselines_built_before_replace_slower_schedules(clauses, is_taken):
     made = {
         name: BASELINES[name](problem_of("allgather", num_ranks=8), cut=False) for name in ("ring", "tree")
     }
-    competing.made_of(problem).update({name: each.under(problem) for name, each in made.items()})
+    baseline_proposals.made_of(problem).update({name: each.under(problem) for name, each in made.items()})
     assert made["ring"].finish < made["tree"].finish
     search = Search(problem, Options(), NEVER, best=made["tree"])
-    competing.offer_made(search)
+    baseline_proposals.offer_made(search)
     assert (search.best.finish == made["ring"].finish) == is_taken
 
 
 def test_a_balanced_schedule_that_takes_too_long_is_skipped(monkeypatch):
     """If the balanced schedule takes longer than the time left, a stage says so, and none is built."""
-    monkeypatch.setattr(competing, "_balanced_s", lambda *_: 100.0)
-    monkeypatch.setattr(competing, "search_balanced", None)
+    monkeypatch.setattr(baseline_proposals, "_balanced_s", lambda *_: 100.0)
+    monkeypatch.setattr(baseline_proposals, "search_balanced", None)
     search = Search(problem_of(), Options(), Deadline.after(60))
-    competing.offer_balanced(search)
+    baseline_proposals.offer_balanced(search)
     (stage,) = search.stages
     assert (stage.name, stage.status) == ("dimensions", "skipped")
     assert stage.message.startswith("takes about 100 s")
@@ -360,11 +364,13 @@ def test_the_best_as_a_rule_comes_first_if_time_suffices(topology, first, monkey
     """If time suffices, the usually fastest baseline is built first, before quicker ones."""
     problem = taccl.make_problem(topology, "allreduce", size_bytes=4000, chunks_per_rank=1)
     tried = []
-    made = competing.baseline
+    made = baseline_proposals.baseline
     monkeypatch.setattr(
-        competing, "baseline", lambda name, *given, **named: tried.append(name) or made(name, *given, **named)
+        baseline_proposals,
+        "baseline",
+        lambda name, *given, **named: tried.append(name) or made(name, *given, **named),
     )
-    competing.offer_first(Search(problem, Options(), Deadline.after(1000)))
+    baseline_proposals.offer_first(Search(problem, Options(), Deadline.after(1000)))
     assert tried[0] == first
 
 
@@ -376,9 +382,9 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
 
     problem = taccl.make_problem(taccl.topologies.dgx1(1), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     monkeypatch.setattr(import_module("taccl.baselines.spread"), "listed", ends)
-    monkeypatch.setattr(competing, "build_times", lambda *_, **__: {"multiplying": 0.0})
+    monkeypatch.setattr(baseline_proposals, "build_times", lambda *_, **__: {"multiplying": 0.0})
     search = Search(problem, Options(), NEVER)
-    competing.offer_first(search)
+    baseline_proposals.offer_first(search)
     assert search.best.producer.startswith("multiplying") and taccl.verify(search.best).ok
 
 
