@@ -15,7 +15,7 @@ from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns, hold_costs_us
 from taccl.problem.making import make_problem
-from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.schedule.listing import listed
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.recognise import grid_of
@@ -66,10 +66,10 @@ def run(
         pairs = zip(problem.collective.chunks, roots, strict=True)
         chunks = tuple(replace(chunk, root=root) for chunk, root in pairs)
         problem = replace(problem, collective=replace(problem.collective, chunks=chunks))
-    reduced = (backwards or spread)(reduction_half(problem)).reversed()
+    reduced = (backwards or spread)(reduce_phase(problem)).reversed()
     if problem.collective.stays_at_roots:
         return reduced
-    return reduced.then(spread(spreading_half(problem)))
+    return reduced.then(spread(broadcast_phase(problem)))
 
 
 def fastest(schedules: Iterable[Schedule]) -> Schedule:

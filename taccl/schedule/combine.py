@@ -17,7 +17,7 @@ from taccl.schedule.timing import exact_times
 
 
 @cached
-def spreading_half(problem: Problem) -> Problem:
+def broadcast_phase(problem: Problem) -> Problem:
     """Broadcast phase of a combining problem: each chunk is copied from its root to its destinations."""
     return _as_costly(
         replace(problem, collective=_from_roots(problem.collective, to="destinations")), problem
@@ -25,29 +25,29 @@ def spreading_half(problem: Problem) -> Problem:
 
 
 @cached
-def reduction_half(problem: Problem) -> Problem:
+def reduce_phase(problem: Problem) -> Problem:
     """Reduce phase of a combining problem, as a broadcast problem in reversed time.
 
     Each chunk is copied from its root to all contributors, over reversed links. `reverse` turns schedules of
     this problem into reductions. The sketch's clauses for reductions become clauses for copies.
     """
-    half = replace(
+    phase = replace(
         problem,
         topology=problem.topology.reversed(),
         collective=_from_roots(problem.collective, to="origins"),
         clauses=problem.clauses.reversed(),
     )
-    return _as_costly(half, problem)
+    return _as_costly(phase, problem)
 
 
-def _as_costly(half: Problem, problem: Problem) -> Problem:
+def _as_costly(phase: Problem, problem: Problem) -> Problem:
     """Return the problem of a phase, with the costs of `problem` copied to it if they are computed already.
 
     Chunks, links and holds have the same indices in both problems.
     """
     if "costs" in vars(problem):
-        vars(half)["costs"] = problem.costs
-    return half
+        vars(phase)["costs"] = problem.costs
+    return phase
 
 
 def separate_contributions(problem: Problem) -> Problem:
@@ -142,10 +142,10 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
 
 
 def reverse(schedule: Schedule, problem: Problem) -> Schedule:
-    """Reverse a schedule of ``reduction_half(problem)`` in time to a reduction of `problem`, and re-time it.
+    """Reverse a schedule of ``reduce_phase(problem)`` in time to a reduction of `problem`, and re-time it.
 
     The schedule must have at most one arrival per chunk and rank (`prune`). If `problem` is itself a
-    ``reduction_half``, a reduction becomes a broadcast again.
+    ``reduce_phase``, a reduction becomes a broadcast again.
     """
     return exact_times(
         problem,

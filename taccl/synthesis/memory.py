@@ -21,7 +21,7 @@ from taccl._internal.units import format_about, format_size
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns, link_ends
 from taccl.problem.problem import Problem
-from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.synthesis.proposers.router import MOST_REROUTED
 from taccl.synthesis.proposers.spreading import has_chunk_masks
 
@@ -91,16 +91,16 @@ def memory_need(
     - `summary`: True if totals of the schedule are kept, but no transfers.
     - `to_file`: True if the schedule is written to a file of taccl's own format.
     """
-    halves = _read_halves(problem)
-    kept = [0 if spilled else half.columns for half in halves]
-    searches = [half.search(keeps_best=num_runs != 1, spilled=spilled) for half in halves]
+    phases = _phases_of(problem)
+    kept = [0 if spilled else phase.columns for phase in phases]
+    searches = [phase.search(keeps_best=num_runs != 1, spilled=spilled) for phase in phases]
     combining, columns = problem.collective.combining, sum(kept)
-    num_transfers = sum(half.num_sends for half in halves)
+    num_transfers = sum(phase.num_sends for phase in phases)
     if combining:
         # Peaks of a reduction: search of the first phase, reversal of its schedule, search of the second
         # phase while the reversed schedule is kept, and concatenation of both.
-        searches = [searches[0], 2 * kept[0] + halves[0].reversal, *(kept[0] + each for each in searches[1:])]
-        searches += [2 * columns] if len(halves) > 1 else []
+        searches = [searches[0], 2 * kept[0] + phases[0].reversal, *(kept[0] + each for each in searches[1:])]
+        searches += [2 * columns] if len(phases) > 1 else []
     file = 0
     if not summary and not spilled:
         file = _FILE_BYTES * num_transfers if to_file else 0
@@ -108,7 +108,7 @@ def memory_need(
         num_transfers,
         proof=_PROOF_BYTES + _PROOF_LINK_BYTES * min(len(problem.topology.links), _MOST_PROOF_LINKS),
         search=max(searches),
-        verification=columns + halves[0].verification(problem.topology, num_transfers if combining else 0),
+        verification=columns + phases[0].verification(problem.topology, num_transfers if combining else 0),
         columns=0 if summary else columns,
         file=file,
     )
@@ -202,15 +202,15 @@ def _lines(path: str) -> list[str]:
 
 
 @cached
-def _read_halves(problem: Problem) -> list[_Half]:
+def _phases_of(problem: Problem) -> list[_Phase]:
     """Memory needs of the phases in which a problem is searched, in order."""
     if not problem.collective.combining:
-        return [_Half(problem)]
-    spreading = [] if problem.collective.stays_at_roots else [spreading_half(problem)]
-    return [_Half(each) for each in (reduction_half(problem), *spreading)]
+        return [_Phase(problem)]
+    spreading = [] if problem.collective.stays_at_roots else [broadcast_phase(problem)]
+    return [_Phase(each) for each in (reduce_phase(problem), *spreading)]
 
 
-class _Half:
+class _Phase:
     """Number of sends of one phase, and the memory for them."""
 
     def __init__(self, problem: Problem) -> None:

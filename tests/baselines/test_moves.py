@@ -12,7 +12,7 @@ from taccl.baselines.moves import Moves, routed
 from taccl.baselines.recursive import exchange
 from taccl.baselines.spread import run, starts_of
 from taccl.baselines.tree import _descend
-from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
+from taccl.schedule.combine import broadcast_phase, concatenate, reduce_phase, reverse
 from taccl.topology import fabrics, machines
 
 
@@ -91,7 +91,7 @@ def test_sums_in_one_pass_are_reversed_broadcasts(name, collective, topology):
     spread = SPREADS[name]
     found = run(problem, spread).schedule(problem, producer="")
     verify(found).raise_if_failed()
-    halves = reduction_half(problem), spreading_half(problem)
+    halves = reduce_phase(problem), broadcast_phase(problem)
     first, second = (spread(half).schedule(half, producer="") for half in halves)
     apart = reverse(first, problem)
     if collective == "allreduce":

@@ -15,7 +15,7 @@ from taccl.problem.collective import Collective
 from taccl.problem.collectives import together
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses, Problem
-from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import chunk_permutation
@@ -287,7 +287,7 @@ class TestRelays:
             collectives.custom(3, precondition={0: [0, 1, 2]}, postcondition={0: [0]}, combining=True)
         )
         limited = one.with_clauses(relays=frozenset())
-        assert reduction_half(limited).holders(0) == spreading_half(limited).holders(0) == {0, 1, 2}
+        assert reduce_phase(limited).holders(0) == broadcast_phase(limited).holders(0) == {0, 1, 2}
 
     def test_symmetry_keeps_who_may_hold_what(self):
         """Rotating a ring of four moves relay 1 to another rank, so it is not a symmetry."""

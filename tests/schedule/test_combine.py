@@ -6,7 +6,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
-from taccl.schedule.combine import concatenate, prune, reduction_half, reverse, spreading_half
+from taccl.schedule.combine import broadcast_phase, concatenate, prune, reduce_phase, reverse
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
@@ -27,7 +27,7 @@ def line(num_ranks):
 
 def test_reduction_half_spreads_from_the_root_over_reversed_links():
     """A reduce to rank 2 becomes a broadcast from rank 2 over reversed links."""
-    half = reduction_half(problem_of(line(3).build(), collectives.reduce(3, root=2)))
+    half = reduce_phase(problem_of(line(3).build(), collectives.reduce(3, root=2)))
     (chunk,) = half.collective.chunks
     assert (chunk.origins, chunk.destinations, chunk.root) == ((2,), (0, 1, 2), None)
     assert not half.collective.combining
@@ -45,7 +45,7 @@ def test_reduction_half_takes_the_clauses_for_reducing():
         chunk_bytes=MB,
         clauses=Clauses(carries_to={0: frozenset({1})}, carries_from={1: frozenset({2})}),
     )
-    half = reduction_half(problem)
+    half = reduce_phase(problem)
     assert half.clauses.carries_from == {0: frozenset({1})}
     assert half.clauses.carries_to == {}
 
@@ -53,14 +53,14 @@ def test_reduction_half_takes_the_clauses_for_reducing():
 def test_parts_of_a_chunk_stay_one_object():
     """The phases of sums that are cut into parts have one chunk object per sum, which is read once."""
     problem = problem_of(line(3).build(), collectives.allreduce(3, chunks_per_rank=1).split(100))
-    for half in (reduction_half(problem), spreading_half(problem)):
+    for half in (reduce_phase(problem), broadcast_phase(problem)):
         chunks = half.collective.chunks
         assert (len(chunks), len(set(map(id, chunks)))) == (300, 3)
 
 
 def test_spreading_half_starts_at_the_roots():
     """In the broadcast phase chunk c of an allreduce starts at rank c."""
-    half = spreading_half(problem_of(line(3).build(), collectives.allreduce(3)))
+    half = broadcast_phase(problem_of(line(3).build(), collectives.allreduce(3)))
     assert [chunk.origins for chunk in half.collective.chunks] == [(0,), (1,), (2,)]
     assert all(chunk.destinations == (0, 1, 2) for chunk in half.collective.chunks)
 
@@ -71,7 +71,7 @@ def test_a_reversed_broadcast_is_a_reduction():
     0 -> 1 -> 2 becomes 2 -> 1 -> 0, which takes 4 us again.
     """
     problem = problem_of(line(3).build(), collectives.reduce(3))
-    half = reduction_half(problem)
+    half = reduce_phase(problem)
     spread = exact_times(half, chunk=[0, 0], link=[2, 3], starts=[0, 2])
     reduction = reverse(spread, problem)
     assert verify(reduction).ok
@@ -86,7 +86,7 @@ def test_reversal_keeps_the_finish_of_an_asymmetric_machine():
     for link in (2, 3):
         builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=1, side="receive")
     problem = problem_of(builder.build(), collectives.reduce_scatter(3))
-    half = reduction_half(problem)
+    half = reduce_phase(problem)
     spread = synthesize(half, backend="greedy", time_limit_s=0.1).schedule
     reduction = reverse(prune(spread), problem)
     assert verify(reduction).ok

@@ -7,7 +7,7 @@ import pytest
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.schedule.combine import reduction_half, reverse
+from taccl.schedule.combine import reduce_phase, reverse
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
@@ -219,7 +219,7 @@ def rooted():
 
 def reduced(problem):
     """The job shop's best broadcast from the roots over reversed links, reversed in time."""
-    return reverse(proven(reduction_half(problem)), problem)
+    return reverse(proven(reduce_phase(problem)), problem)
 
 
 @pytest.mark.parametrize("name", rooted())

@@ -35,7 +35,7 @@ from taccl.analysis.certificates.finding.gates import (
 )
 from taccl.problem.chunks import Chunk
 from taccl.problem.costs import link_ends
-from taccl.schedule.combine import reduction_half
+from taccl.schedule.combine import reduce_phase
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.finding.needed_sends import NeededSends
@@ -100,9 +100,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
             if witness.between_nodes and demand.spreads_alike(in_network=False):
                 costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)
                 inside = np.array(sorted(demand.allowed.difference(links)), dtype=np.int64)
-                reduction = GateCosts(
-                    reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0])
-                )
+                reduction = GateCosts(reduce_phase(demand.problem), int(demand.problem.costs.chunk_units[0]))
                 # Ticks to gather all contributions of a node at one rank, and to spread a copy in a node.
                 times = (
                     spreading_in_nodes(reduction, inside, adding),

@@ -22,7 +22,7 @@ from taccl.analysis.certificates.evaluation.facts import Facts, lanes
 from taccl.analysis.certificates.finding.gates import GateCosts, labels_of
 from taccl.analysis.certificates.finding.needed_sends import Lane, NeededSends
 from taccl.analysis.certificates.gossip import sharing, spreading_in_nodes
-from taccl.schedule.combine import reduction_half
+from taccl.schedule.combine import reduce_phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def node_sum_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
     single = problem.with_clauses(max_merge=1, merging=frozenset())
     inside = np.array(sorted(demand.allowed.difference(crossing)), dtype=np.int64)
     times = (
-        spreading_in_nodes(GateCosts(reduction_half(single), 0), inside, adding),
+        spreading_in_nodes(GateCosts(reduce_phase(single), 0), inside, adding),
         spreading_in_nodes(GateCosts(single, 0), inside, wanting),
     )
     passing = Counter(resources.values())

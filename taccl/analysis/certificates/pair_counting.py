@@ -34,7 +34,7 @@ from taccl.analysis.certificates.finding.gates import (
 )
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import crossing_links
-from taccl.schedule.combine import reduction_half
+from taccl.schedule.combine import reduce_phase
 
 #: Max ranks, and max nodes, for which pair counting is evaluated.
 _MOST_SETS = 8
@@ -99,7 +99,7 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int, tuple
     gates = gates_of(demand.costs, crossing_links(problem, (ranks,)), none, none)
     if not pairs or not gates.hold.all():
         return pairs, 0, ((), ())
-    backwards = GateCosts(reduction_half(problem), int(problem.costs.chunk_units[0]))
+    backwards = GateCosts(reduce_phase(problem), int(problem.costs.chunk_units[0]))
     everyone = frozenset(range(demand.topology.num_ranks))
     collected = times_of(backwards, demand.allowed, everyone, everyone - ranks, adding)
     spread = times_of(demand.costs, demand.allowed, ranks, ranks, wanting)
@@ -190,7 +190,7 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
     found = passages(facts, border)
     if not number or not all(gate.hold for gate in found):
         return False
-    reduction = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
+    reduction = Facts(reduce_phase(facts.problem), divisible=False, in_network=False)
     outside = set(range(facts.topology.num_ranks)) - inside
     collected = reached(reduction, witness.collected, facts.allowed, most_added, starts=outside)
     within = [e for e in facts.allowed if {links[e].src, links[e].dst} <= inside]

@@ -20,7 +20,7 @@ from taccl.problem.collective import Collective
 from taccl.problem.costs import hold_columns
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
-from taccl.schedule.combine import reduction_half
+from taccl.schedule.combine import reduce_phase
 from taccl.topology.in_network import shared_links
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def _reversed_if_to_root(problem: Problem) -> Problem:
         return problem
     everyone = set(range(collective.num_ranks))
     if all(set(chunk.origins) == everyone for chunk in collective.chunks):
-        return reduction_half(problem)
+        return reduce_phase(problem)
     lost = ("carries_from", "carries_to", *(each.field for each in problem.clauses.said("path")))
-    return reduction_half(problem.without_clauses(*lost))
+    return reduce_phase(problem.without_clauses(*lost))
 
 
 def over_links(problem: Problem, *, shared: bool) -> Problem:

@@ -208,15 +208,15 @@ def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
     Raises `SolverUnavailableError` if the solver is not installed or not licensed for the model;
     `NoSolutionError` if it neither finds a point nor proves infeasibility in time.
     """
-    for half in (each.problem for each in split(problem)):
-        costs, own_first = half.costs, half.clauses.own_first.intersection(half.links_allowed)
-        if all(len(half.topology.links[e].srcs) == 1 for e in own_first):
+    for phase in (each.problem for each in split(problem)):
+        costs, own_first = phase.costs, phase.clauses.own_first.intersection(phase.links_allowed)
+        if all(len(phase.topology.links[e].srcs) == 1 for e in own_first):
             continue
         # The slack is practically unlimited, so that no path is left out as too long.
-        quotient = take_quotient(half.with_clauses(routing_slack=half.clauses.routing_slack + 10**6))
+        quotient = take_quotient(phase.with_clauses(routing_slack=phase.clauses.routing_slack + 10**6))
         # A chunk must reach every source of a link with several sources, so it may need several paths even to
         # a single destination.
-        quotient = replace(quotient, single_path=(False,) * half.collective.num_chunks)
+        quotient = replace(quotient, single_path=(False,) * phase.collective.num_chunks)
         longest = max((hop.duration for hop in quotient.hops), default=0)
         upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(quotient.states)) + 1
         model = RoutingModel(quotient, upper_ticks=upper).model.arrays()

@@ -23,7 +23,7 @@ from taccl.problem.collectives import make
 from taccl.problem.costs import hold_columns
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
-from taccl.schedule.combine import reduction_half, reverse
+from taccl.schedule.combine import reduce_phase, reverse
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.improve.routes import Tree, bare_trees, read_trees
 from taccl.synthesis.kernels.fabric import most_merged, starts
@@ -188,7 +188,7 @@ def improve_schedule(
     """
     problem = schedule.problem
     if problem.collective.stays_at_roots and schedule.reduce.any():
-        turned = reverse(schedule, reduction_half(problem))
+        turned = reverse(schedule, reduce_phase(problem))
         turned, done = improve_schedule(turned, limits, turns=turns, merges=merges, chunks=chunks)
         return min(schedule, reverse(turned, problem), key=lambda each: each.finish_ticks), done
     began, ruin = time.monotonic(), limits.parameters.ruin

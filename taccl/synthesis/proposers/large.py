@@ -24,7 +24,7 @@ from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.queues import routes_of, send_together
 from taccl.synthesis.proposers.spreading import has_chunk_masks, spread, spread_masked, urgent_hops
-from taccl.synthesis.transforms.phases import Half, join, split
+from taccl.synthesis.transforms.phases import Phase, join, split
 
 if TYPE_CHECKING:
     import os
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: Name of each phase in progress reports.
 _DOING = {"": "", "reduce": "reduction", "broadcast": "copies"}
 #: Share of the time for the first of two phases.
-_HALF_SHARE = 0.5
+_PHASE_SHARE = 0.5
 #: `_TURN_SENDS`: product of the number of iterations of ruin and recreate and the number of sends.
 #: `_LEAST_TURNS`: min number of iterations.
 _TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
@@ -98,27 +98,27 @@ def schedule_large(
 
     Raises `OutOfTime` if it was stopped before there was a schedule.
     """
-    halves = split(problem)
-    share = _HALF_SHARE if len(halves) > 1 else 1.0
+    phases = split(problem)
+    share = _PHASE_SHARE if len(phases) > 1 else 1.0
     limit_s = math.inf if time_limit_s is None else share * time_limit_s
-    limits = Limits(deadline, None, target_ticks // len(halves), num_runs, seed, spill_dir, parameters)
+    limits = Limits(deadline, None, target_ticks // len(phases), num_runs, seed, spill_dir, parameters)
     merges = merges and spill_dir is None and _may_merge(problem, parameters)
     found: Iterator[Any] = (
-        _schedule_half(half, len(halves) - 1 - place, limit_s, limits, merges=merges)
-        for place, half in enumerate(halves)
+        _schedule_phase(phase, len(phases) - 1 - place, limit_s, limits, merges=merges)
+        for place, phase in enumerate(phases)
     )
     joined = join(problem, found, retimed=merges, spill_dir=spill_dir)
     return joined if joined.num_transfers > MANY else joined.in_order()
 
 
-def _schedule_half(half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool) -> Schedule:
+def _schedule_phase(phase: Phase, behind: int, limit_s: float, limits: Limits, *, merges: bool) -> Schedule:
     """Schedule of one phase of a problem, after which `behind` further phases are searched."""
-    problem, deadline = half.problem, limits.deadline
+    problem, deadline = phase.problem, limits.deadline
     limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:
         nothing = np.zeros(0, np.int32)
         return _schedule(problem, Sends(nothing, nothing, nothing, 0))
-    with deadline.scope(_DOING[half.name], ahead=float(behind)):
+    with deadline.scope(_DOING[phase.name], ahead=float(behind)):
         fabric, demand = problem_arrays(problem)
         is_masked = has_chunk_masks(problem)
         search = partial(spread_masked, problem) if is_masked else spread

@@ -36,7 +36,7 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.phases import (
     may_separate_contributions,
-    search_halves,
+    search_phases,
     search_separate_contributions,
 )
 
@@ -338,7 +338,7 @@ def search_plain(search: Search) -> None:
     portfolio = search.parameters.portfolio
     keeps_apart = may_separate_contributions(search.problem, most_hops=portfolio.apart_hops)
     with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
-        search_halves(search, _search_spreading)
+        search_phases(search, _search_spreading)
     if keeps_apart:
         search_separate_contributions(search, _search_spreading)
 

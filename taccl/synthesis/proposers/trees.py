@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taccl.problem.problem import Problem
-    from taccl.synthesis.transforms.phases import Half
+    from taccl.synthesis.transforms.phases import Phase
 
     Shares = Sequence[Fraction]
     from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints
@@ -101,7 +101,7 @@ def may_fill(problem: Problem) -> bool:
     if topology.num_ranks > _MOST_RANKS or problem.collective.is_met or plain != plain.only("merge"):
         return False
     is_long = costs.link_beta * int(costs.chunk_units.max(initial=0)) > costs.link_alpha
-    return bool(is_long.any()) and all(tree_counts(half.problem) is not None for half in split(problem))
+    return bool(is_long.any()) and all(tree_counts(phase.problem) is not None for phase in split(problem))
 
 
 def is_worthwhile(search: Search) -> bool:
@@ -180,8 +180,8 @@ def _in_chunks(search: Search, shares: Shares | None) -> Iterator[tuple[Problem,
     """
     whole = search.problem
     num_chunks, optimum, parts, is_shared = whole.collective.num_chunks, Fraction(0), 1, False
-    for half in split(whole):
-        network, counts = network_of(half.problem), tree_counts(half.problem)
+    for phase in split(whole):
+        network, counts = network_of(phase.problem), tree_counts(phase.problem)
         if network is None or counts is None:
             return
         if shares is not None:
@@ -189,8 +189,8 @@ def _in_chunks(search: Search, shares: Shares | None) -> Iterator[tuple[Problem,
             counts = counts.astype(np.int64)
         time_per_unit, enough = trees_per_chunk(network, counts)
         total = int(counts.sum())
-        units = half.problem.costs.chunk_units[0] * Fraction(num_chunks, total)
-        optimum += half.problem.costs.us(1) * time_per_unit * units
+        units = phase.problem.costs.chunk_units[0] * Fraction(num_chunks, total)
+        optimum += phase.problem.costs.us(1) * time_per_unit * units
         enough = math.lcm(enough * total, num_chunks) // num_chunks
         parts, is_shared = math.lcm(parts, enough), is_shared or min(network.share) < 1
     num_sends = num_chunks * whole.topology.num_ranks
@@ -205,7 +205,7 @@ def _in_chunks(search: Search, shares: Shares | None) -> Iterator[tuple[Problem,
     quick = [count for count in numbers if num_sends * count <= _FEW_SENDS]
     for some in (*([count] for count in quick), numbers[len(quick) :]):
         problems = [whole if count == 1 else cut(whole, count) for count in some]
-        times = [_busy_and_filling(_halves(each, shares)) for each in problems]
+        times = [_busy_and_filling(_phases(each, shares)) for each in problems]
         most_us = _FAR * min((busy + filling for busy, filling in times), default=Fraction(0))
         for problem, (busy, filling) in zip(problems, times, strict=True):
             if busy + filling <= most_us and busy < search.finish:
@@ -216,16 +216,16 @@ def _in_chunks(search: Search, shares: Shares | None) -> Iterator[tuple[Problem,
                 yield with_note_on_chunks(problem) if problem is not whole else whole, described
 
 
-def _halves(problem: Problem, shares: Shares | None) -> tuple[Half, ...]:
+def _phases(problem: Problem, shares: Shares | None) -> tuple[Phase, ...]:
     """Phases of a problem, with its sums rooted at ranks by `shares`; None for the problem's own roots."""
     return split(problem if shares is None else with_roots(problem, shares))
 
 
-def _busy_and_filling(halves: Sequence[Half]) -> tuple[Fraction, Fraction]:
+def _busy_and_filling(phases: Sequence[Phase]) -> tuple[Fraction, Fraction]:
     """(time that trees occupy the busiest resource, estimated time to fill the pipeline), in microseconds."""
     busy = filling = Fraction(0)
-    for half in halves:
-        network, counts, costs = network_of(half.problem), tree_counts(half.problem), half.problem.costs
+    for phase in phases:
+        network, counts, costs = network_of(phase.problem), tree_counts(phase.problem), phase.problem.costs
         assert network is not None and counts is not None, "the problem in whole chunks has both"
         units = int(costs.chunk_units[0])
         busy += costs.us(least_time(network, counts, units)[0])
@@ -303,12 +303,12 @@ def along_trees(
     OutOfTime
         If it was stopped.
     """
-    halves, found = _halves(problem, shares), []
-    if gapless and len(halves) > 1:
+    phases, found = _phases(problem, shares), []
+    if gapless and len(phases) > 1:
         return None
-    for half in halves:
-        fabric, demand = problem_arrays(half.problem)
-        trees = tree_routes(half.problem, fabric)
+    for phase in phases:
+        fabric, demand = problem_arrays(phase.problem)
+        trees = tree_routes(phase.problem, fabric)
         if trees is None:
             return None
         send = send_without_gaps if gapless else send_in_turn
@@ -318,7 +318,7 @@ def along_trees(
         if sends is None:
             raise OutOfTime("stopped before there was a schedule along trees")
         columns = sends.chunk, narrow(sends.link), sends.start
-        found.append(Schedule(half.problem, *columns, producer="spanning trees"))
+        found.append(Schedule(phase.problem, *columns, producer="spanning trees"))
     joined = join(problem, found, retimed=False)
     return joined if joined.num_transfers > MANY else joined.in_order()
 

@@ -45,7 +45,7 @@ from taccl.synthesis.suggesting.proposals import (
     relay_plans,
 )
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.phases import search_halves
+from taccl.synthesis.transforms.phases import search_phases
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def quick_schedule(problem: Problem, options: Options, give_up: Deadline) -> Sch
         return compiled_schedule(problem, options, give_up)
     search = Search(problem, options.unobserved, give_up, gives_up=give_up is not NEVER)
     runs = suggesting.ranking_runs
-    search_halves(search, lambda half: stages.greedy(half, budget_s=_RANKING_S, max_runs=runs))
+    search_phases(search, lambda phase: stages.greedy(phase, budget_s=_RANKING_S, max_runs=runs))
     return search.best
 
 

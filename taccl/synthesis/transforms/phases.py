@@ -22,11 +22,11 @@ from taccl.errors import InfeasibleError, NoSolutionError, SketchError, Topology
 from taccl.problem.costs import wide_links
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import (
+    broadcast_phase,
     concatenate,
-    reduction_half,
+    reduce_phase,
     reverse,
     separate_contributions,
-    spreading_half,
     summed_at_destinations,
 )
 from taccl.schedule.schedule import Schedule
@@ -44,7 +44,7 @@ _JOINS_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class Phase:
     """A phase of a reduction, as a broadcast-like problem.
 
     - `name`: ``"reduce"`` or ``"broadcast"``; empty for a problem that is not split.
@@ -54,7 +54,7 @@ class Half:
     problem: Problem
 
 
-def split(problem: Problem) -> tuple[Half, ...]:
+def split(problem: Problem) -> tuple[Phase, ...]:
     """Phases of a combining problem, the reduce phase first; any other problem as a single phase.
 
     A problem with derived chunks is a single phase, too. There is no broadcast phase if every sum stays at
@@ -62,11 +62,11 @@ def split(problem: Problem) -> tuple[Half, ...]:
     """
     collective = problem.collective
     if not collective.combining or collective.derivations:
-        return (Half("", problem),)
-    halves = [Half("reduce", _copying(reduction_half(problem)))]
+        return (Phase("", problem),)
+    phases = [Phase("reduce", _copying(reduce_phase(problem)))]
     if not collective.stays_at_roots:
-        halves.append(Half("broadcast", _copying(spreading_half(problem))))
-    return tuple(halves)
+        phases.append(Phase("broadcast", _copying(broadcast_phase(problem))))
+    return tuple(phases)
 
 
 def join(
@@ -95,26 +95,26 @@ def join(
     return joined
 
 
-def search_halves(search: Search, search_half: Callable[[Search], None]) -> None:
+def search_phases(search: Search, search_phase: Callable[[Search], None]) -> None:
     """Search each phase of a problem, join the schedules, and propose the result.
 
     A phase that is isomorphic to the one before takes over its schedule. A problem without phases is searched
     as it is. Nothing is joined if a phase has no schedule.
     """
-    halves = split(search.problem)
-    if not halves[0].name:
-        search_half(search)
+    phases = split(search.problem)
+    if not phases[0].name:
+        search_phase(search)
         return
     begun, shares, names = time.monotonic(), [1.0], None
-    if len(halves) == 2:
-        names = find_isomorphism(*(half.problem for half in halves))
+    if len(phases) == 2:
+        names = find_isomorphism(*(phase.problem for phase in phases))
         shares = [_FIRST_SHARE if names is None else _ISOMORPHIC_SHARE, 1.0]
     searches: list[Search] = []
-    for half, share in zip(halves, shares, strict=True):
+    for phase, share in zip(phases, shares, strict=True):
         since, limit = time.monotonic(), search.deadline.sooner(share * search.deadline.left_s)
-        part = search.part(half.problem, f"{half.name}: ", limit)
+        part = search.part(phase.problem, f"{phase.name}: ", limit)
         if not searches and names is not None:
-            _offer_at_once(search, part, halves[1].problem, names)
+            _offer_at_once(search, part, phases[1].problem, names)
         searches.append(part)
         if part is not searches[0] and names is not None:
             part.bound = searches[0].bound
@@ -122,16 +122,16 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
                 said = "from the other phase"
                 part.record("renamed", "taccl", "done", since, finish_us=part.best_us, message=said)
                 continue
-        search_half(part)
+        search_phase(part)
     search.ran_out = any(part.ran_out for part in searches)
     found = [part.best for part in searches if part.best is not None]
-    if len(found) < len(halves):
+    if len(found) < len(phases):
         return
     if not _adds_up(search.problem, found[0]):
-        again = _without_wide_links(halves[0].problem)
+        again = _without_wide_links(phases[0].problem)
         part = search.part(again, "reduce, over plain links: ", search.deadline, bound=searches[0].bound)
         try:
-            search_half(part)
+            search_phase(part)
         except (InfeasibleError, NoSolutionError, SketchError, TopologyError):
             if search.best is not None:
                 return
@@ -141,7 +141,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
             ) from None
         if part.best is None:
             return
-        found[0] = part.best.under(halves[0].problem)
+        found[0] = part.best.under(phases[0].problem)
     finish_us = _offer_joined(search, found)
     search.record("phases", "taccl", "done", begun, finish_us=finish_us)
     if names is None:  # steps that a phase left out may run later
@@ -201,7 +201,7 @@ def may_separate_contributions(problem: Problem, *, most_hops: int) -> bool:
     return contributions * len(problem.links_allowed) <= most_hops
 
 
-def search_separate_contributions(search: Search, search_half: Callable[[Search], None]) -> None:
+def search_separate_contributions(search: Search, search_phase: Callable[[Search], None]) -> None:
     """Search for a schedule with unreduced contributions, and propose it if it finishes sooner.
 
     Every contribution is copied to all ranks that want the sum. This helps for small messages, since a sum
@@ -222,7 +222,7 @@ def search_separate_contributions(search: Search, search_half: Callable[[Search]
         search.record("unreduced: bound", "taccl", "done", since, bound_us=bound.bound_us, message=said)
         return
     part = search.part(problem, "unreduced: ", search.deadline, bound=bound)
-    search_half(part)
+    search_phase(part)
 
     def offer(found: Schedule) -> None:
         whole = summed_at_destinations(found, search.problem)
@@ -234,33 +234,33 @@ def search_separate_contributions(search: Search, search_half: Callable[[Search]
     part.on_better = offer  # steps that were left out may run later
 
 
-def _adds_up(problem: Problem, half: Schedule) -> bool:
+def _adds_up(problem: Problem, phase: Schedule) -> bool:
     """True if the reversal of a reduce phase, searched as a broadcast, is a valid reduction.
 
     A multicast may deliver a chunk to a rank that holds it already or does not need it. In the reversed
     schedule that rank would add its contribution twice, or have none to add.
     """
-    if not np.isin(half.link, wide_links(problem.topology)).any():
+    if not np.isin(phase.link, wide_links(problem.topology)).any():
         return True
-    found = verify(reverse(half, problem))
+    found = verify(reverse(phase, problem))
     return {each.kind for each in found.violations} <= {"postcondition"}  # the sums have yet to be broadcast
 
 
-def _without_wide_links(half: Problem) -> Problem:
+def _without_wide_links(phase: Problem) -> Problem:
     """The phase without hyperedges: over links of one source and one destination only."""
-    wide = wide_links(half.topology)
-    return half.with_clauses(links_allowed=frozenset(half.links_allowed).difference(wide))
+    wide = wide_links(phase.topology)
+    return phase.with_clauses(links_allowed=frozenset(phase.links_allowed).difference(wide))
 
 
-def _copying(half: Problem) -> Problem:
+def _copying(phase: Problem) -> Problem:
     """The phase without links that would count a contribution twice.
 
     A link of several sources adds up their data, so it cannot carry copies. In a reduce phase, which is
     searched reversed, these are the links of several destinations.
     """
-    links = half.topology.links
-    fit = [e for e in half.links_allowed if len(links[e].srcs) == 1]
-    return half if len(fit) == len(half.links_allowed) else half.with_clauses(links_allowed=frozenset(fit))
+    links = phase.topology.links
+    fit = [e for e in phase.links_allowed if len(links[e].srcs) == 1]
+    return phase if len(fit) == len(phase.links_allowed) else phase.with_clauses(links_allowed=frozenset(fit))
 
 
 def _reversed(schedule: Schedule, problem: Problem, spill_dir: str | os.PathLike[str] | None) -> Schedule:

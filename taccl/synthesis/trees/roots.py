@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.solvers.highs import minimise
 from taccl.synthesis.trees.network import find_cut, network_of
 
@@ -63,7 +63,7 @@ def root_shares(problem: Problem, is_late: Callable[[], bool]) -> tuple[Fraction
     """
     if not has_free_roots(problem):
         return None
-    networks = [network_of(half(problem)) for half in (reduction_half, spreading_half)]
+    networks = [network_of(phase(problem)) for phase in (reduce_phase, broadcast_phase)]
     found = [each for each in networks if each is not None]
     if len(found) < len(networks):
         return None

@@ -8,7 +8,7 @@ import pytest
 from taccl import collectives, load_sketch, topologies
 from taccl.errors import TopologyError
 from taccl.problem.problem import SwitchPolicy
-from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.reachability import check_reachable
 from taccl.solvers.cpsat import to_whole_numbers
@@ -410,7 +410,7 @@ def test_schedules_are_points_of_the_model():
     """List schedules of random problems, and of both phases of sums, violate no row of the model."""
     for seed in seeds("schedules as points of routing models", few=12, many=1500):
         summed = random_problem(seed, combining=True)
-        halves = (reduction_half(summed), spreading_half(summed))
+        halves = (reduce_phase(summed), broadcast_phase(summed))
         for problem in (random_problem(seed), *halves, *copying_problems(seed)):
             quotient = take_quotient(problem, timing_group(problem))
             for noise in (0.0, 2.0, 8.0):
@@ -498,7 +498,7 @@ def test_a_model_with_every_order_is_exact():
     compared = 0
     for seed in seeds("routing models with every order against exhaustive search", few=12, many=250):
         summed = random_problem(seed, combining=True)
-        halves = (reduction_half(summed), spreading_half(summed))
+        halves = (reduce_phase(summed), broadcast_phase(summed))
         for given in (random_problem(seed), *halves, *copying_problems(seed)):
             problem = given.with_clauses(max_merge=1)
             if problem.collective.is_met:

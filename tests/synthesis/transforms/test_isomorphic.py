@@ -6,7 +6,7 @@ import taccl
 from taccl import collectives
 from taccl._internal.deadline import Deadline
 from taccl.analysis.verification.verify import verify
-from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.proposers.stages import greedy
 from taccl.synthesis.search import Options, Search
@@ -18,7 +18,7 @@ from tests.synthesis.small_problems import MB, full, problem_of, ring, star, two
 
 def halves(problem):
     """The reduce phase reversed in time, and the broadcast phase."""
-    return reduction_half(problem), spreading_half(problem)
+    return reduce_phase(problem), broadcast_phase(problem)
 
 
 def isomorphism_of(topology, **clauses):
@@ -167,7 +167,7 @@ def test_what_no_quotient_has_is_handed_over():
     """A schedule found without symmetry is also valid for a phase that is searched under symmetry."""
     alone = problem_of(ring(4), collectives.allreduce(4))
     reduced = alone.with_clauses(symmetry=((2, 3, 0, 1),))
-    one, other = searched(reduction_half(alone)), searched(spreading_half(reduced))
+    one, other = searched(reduce_phase(alone)), searched(broadcast_phase(reduced))
     offer_compiled(one, budget_s=AMPLE_S, num_runs=1)
     names = find_isomorphism(one.problem, other.problem)
     assert names is not None

@@ -13,7 +13,7 @@ from taccl.synthesis.proposers import ruin, stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.transforms import phases
-from taccl.synthesis.transforms.phases import search_halves, search_separate_contributions
+from taccl.synthesis.transforms.phases import search_phases, search_separate_contributions
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, BRIEF, HASTY, assert_sound, brief_synthesis
 from tests.fuzzing import by_turns, some
@@ -122,7 +122,7 @@ class TestBothHalves:
         other than the collective's roots.
         """
         search = Search(problem_of(star(3), collectives.allreduce(4)), Options(), Deadline.after(100.0))
-        search_halves(search, lambda part: stages.greedy(part, budget_s=0.0, max_runs=1))
+        search_phases(search, lambda part: stages.greedy(part, budget_s=0.0, max_runs=1))
         assert search.best.finish_us == 18
         assert taccl.improve(search.best, parameters=BRIEF, time_limit_s=AMPLE_S).finish_us == 14
 
@@ -236,11 +236,11 @@ def test_a_whole_schedule_exists_once_the_first_of_isomorphic_phases_has_one(bac
     search = Search(problem, Options(), Deadline.after(100.0), backend=backend)
     finishes = []
 
-    def search_half(part):
+    def search_phase(part):
         stages.greedy(part, budget_s=0.0, max_runs=1)
         finishes.append(None if search.best is None else search.best.finish_us)
 
-    search_halves(search, search_half)
+    search_phases(search, search_phase)
     assert finishes == [search.best.finish_us if exists else None]
     assert taccl.verify(search.best).ok
 
@@ -251,11 +251,11 @@ def test_a_phase_that_finds_a_better_schedule_later_shortens_the_whole(monkeypat
     problem = taccl.make_problem(taccl.topologies.ring(6), "allreduce", size_bytes="6MB", chunks_per_rank=1)
     search, parts = Search(problem, Options(), Deadline.after(100.0)), []
 
-    def search_half(part):
+    def search_phase(part):
         parts.append(part)
         part.offer_whole(taccl.baselines.tree(part.problem, cut=False), producer="tree")
 
-    search_halves(search, search_half)
+    search_phases(search, search_phase)
     finishes = [search.finish]
     for part in parts:
         stages.greedy(part, budget_s=0.0, max_runs=1)

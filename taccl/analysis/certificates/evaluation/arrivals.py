@@ -18,7 +18,7 @@ from itertools import pairwise
 from taccl.analysis.certificates.certificate import Labels
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages, passages_of
-from taccl.schedule.combine import reduction_half
+from taccl.schedule.combine import reduce_phase
 
 #: Max starting ranks for which shortest paths also limit the numbers of arrivals.
 _MOST_STARTS = 256
@@ -128,7 +128,7 @@ def reached_in_nodes(
         if len(shared) > 1:
             adding = min(adding, *(starts[each] for each in shared))
             wanting = min(wanting, *(ends[each] for each in shared))
-    reduction = Facts(reduction_half(facts.problem), divisible=facts.divisible, in_network=False)
+    reduction = Facts(reduce_phase(facts.problem), divisible=facts.divisible, in_network=False)
     within = [e for e in facts.allowed if not facts.topology.is_internode(e)]
     first = reached(prepare(reduction), collected, within, adding)
     last = reached(prepare(facts), spread, within, wanting)
