@@ -178,7 +178,14 @@ def unquoted(text: str) -> str:
 
 def without_quotes(text: str) -> str:
     """Text as of `unquoted`, but with its HTML, whose tags and references belong to XML."""
-    return dedent(_QUOTES.sub("", text.replace("\r\n", "\n").replace("\u00a0", " ")))
+    text = text.replace("\r\n", "\n").replace("\u00a0", " ")
+    # Patterns over all characters of a long log take a quarter of a second, looks at its lines a tenth of it.
+    if "\x1b" in text or any(line.lstrip()[:1] in (">", "`") for line in text.split("\n")):
+        text = _QUOTES.sub("", text)
+    lines = text.split("\n")
+    if any(line[:1] not in ("", " ", "\t") for line in lines):
+        return "\n".join(line if line.strip(" \t") else "" for line in lines)
+    return dedent(text)
 
 
 def kinds_of_text(text: str) -> list[str]:

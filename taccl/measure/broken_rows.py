@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 from taccl.errors import FormatError
+from taccl.measure.debug_lines import is_debug
 from taccl.measure.rows import is_broken, is_complete, num_begun
 
 #: Further part of a row that began on an earlier line; lines between the rows of a table have no figure.
 _REST = re.compile(r"(?=.*[\dNn])\s*(?:[\d.eE+-]+|N/A|nan|inf)(?:\s+(?:[\d.eE+-]+|N/A|nan|inf))*\s*")
-#: Line of NCCL_DEBUG: host, process, thread and GPU.
-_DEBUG = re.compile(r"[\w.-]{1,253}:\d+:\d+ \[\d+\] [NR]CCL ")
-#: Such a line, or a report that nccl-tests ends, right behind a figure or, in old versions, a reduction.
+#: Line of NCCL_DEBUG, or a report that nccl-tests ends, right behind a figure or an old version's reduction.
 #: A host name that begins with a digit cannot be told from the figure.
 _BEHIND_FIGURE = re.compile(
     r"(?:(?<=\d)|(?<= (?:sum|min|max|avg))|(?<= (?:prod|none)))"
@@ -28,17 +27,19 @@ def rows_without_debug(lines: list[str]) -> list[str]:
     """
     made = list(lines)
     for place, line in enumerate(lines):
-        found = _BEHIND_FIGURE.search(line) if "CCL " in line or ": Test " in line else None
+        may_end = ("CCL " in line or ": Test " in line) and not is_debug(line)
+        found = _BEHIND_FIGURE.search(line) if may_end else None
         if found is None or num_begun(line) != 1:
             continue
         made[place] = line[: found.start()]
         for at in range(place + 1, len(lines)):
+            if is_debug(lines[at]):
+                continue
             part = _BEHIND_FIGURE.sub("", lines[at])
-            if not _DEBUG.match(lines[at]):
-                if is_complete(made[place]) or not _REST.fullmatch(part):
-                    break
-                made[place] += f" {part}"
-                made[at] = ""
+            if is_complete(made[place]) or not _REST.fullmatch(part):
+                break
+            made[place] += f" {part}"
+            made[at] = ""
     return made
 
 

@@ -6,6 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+#: Line of NCCL_DEBUG: host, process, thread and GPU, after labels of launchers and times, if any.
+_LABEL = (
+    r"\[[^\]\n]{0,80}\](?:<\w{1,9}>:)?|[\w./-]{1,80}(?::| \|)(?=\s)|\d[\d-]{7,9}[T ][\d:.,]{8,18}Z?(?=\s)"
+)
+_DEBUG = re.compile(rf"(?: *+(?:{_LABEL})\s*+){{0,3}}[\w.-]{{1,253}}:\d+:\d+ \[\d+\] [NR]CCL ")
+#: Message of a line for a call of a collective.
+_CALL = re.compile(r"CCL INFO (\w{1,32}): opCount ")
 #: Start of a line of NCCL_DEBUG=INFO up to its message, in patterns for words anywhere in the message. It
 #: matches at one place of a line only, so that a search takes linear time.
 _INFO = r"^(?>.*?[NR]CCL INFO )"
@@ -30,6 +37,13 @@ _HCA_IN_LINE = re.compile(rf"CCL INFO NCCL_IB_HCA set by environment to {_HCA}")
 _COMMA = re.compile(r"\\?,")
 #: Words of a log with a plugin for the network, which may use neither InfiniBand nor sockets.
 _PLUGIN = re.compile(r"(?i)FI_PROVIDER|\bofi\b|libfabric|tcpx|fastrak|aws-ofi|\befa\b|\bcxi\b")
+#: Words in lower case, of which each line that states a fact has one, except for channels.
+_WORDS = (
+    "fastrak", "tcpx", "libfabric", "cxi", "efa", "ofi", "provider", " using ", "using [", "gdr",
+    "gpu direct", "nvls", "mnnvl", "nccl_", "version", "ccl-library", "rccl ",
+)  # fmt: skip
+#: Text of each line about a channel, of which a log may have thousands.
+_OF_CHANNEL = "CCL INFO Channel "
 #: Path of a channel from one rank to another, such as P2P/IPC, SHM/direct/direct or NET/IB/0/GDRDMA.
 #: Names of plugins may have spaces, as in NET/AWS Libfabric/0/GDRDMA.
 _PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S.*)")
@@ -86,11 +100,26 @@ class DebugFacts(NamedTuple):
     version: tuple[int, ...] = ()
 
 
+def is_debug(line: str) -> bool:
+    """True for a line of NCCL_DEBUG, which is no row and no header; launchers may have labelled it."""
+    return "CCL " in line and _DEBUG.match(line) is not None
+
+
+def called(line: str) -> str:
+    """Name of the collective that a line of NCCL_DEBUG_SUBSYS=COLL says is called; empty for other lines."""
+    found = _CALL.search(line) if ": opCount " in line else None
+    return found[1] if found else ""
+
+
 def debug_facts(text: str) -> DebugFacts:
     """Facts that the lines of a log state."""
+    lines = text.split("\n")
+    paths = _PATH.findall("\n".join(line for line in lines if _OF_CHANNEL in line))
+    told = [line for line in lines if _OF_CHANNEL not in line and any(map(line.lower().__contains__, _WORDS))]
+    # Channels of one kind state the same facts.
+    text = "\n".join([*told, *dict.fromkeys(f"{_OF_CHANNEL}via {kind}/{rest}" for kind, rest in paths)])
     network = next((name for name, form in _NETWORK_LINES.items() if form.search(text)), "")
     nics = [len(_NIC.findall(listed)) for listed in _NICS.findall(text)] or list(_chosen_nics(text))
-    paths = _PATH.findall(text)
     excluded = {"gdr-off"} if network == "sockets" else {"sockets"} if network else set()
     between = [rest for kind, rest in paths if kind == "NET" and not rest.startswith("Socket")]
     if between and all("GDRDMA" in rest for rest in between):

@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from taccl.measure.debug_lines import called, is_debug
 from taccl.measure.rows import HALF_DIGIT, HALF_TIME, MS, US, Row, is_broken, is_cut, nccl_row, num_begun
 from taccl.measure.series import POINT_TO_POINT
 from taccl.measure.tables import Columns, columns_of, names_unit
@@ -142,6 +144,9 @@ class _Reader:
 
     def read(self, number: int, line: str, *, is_last: bool) -> None:
         """Read the line of this number: a row, a line of a header, or other text."""
+        if is_debug(line):
+            self._names += _mentioned(called(line))
+            return
         columns, here = self._columns, f"{self._where}: line {number}"
         row, streams, unnamed = None, False, ""
         if columns is not None and columns.is_by_name:
@@ -171,10 +176,10 @@ class _Reader:
 
     def _read_text(self, line: str) -> None:
         lower = line.lower()
-        # Most lines of a long log of NCCL_DEBUG have none of these words, and need no search of patterns.
+        # Most lines of a long log have none of these words, and need no search of patterns.
         if not any(word in lower for word in _TOLD_BY):
             return
-        self._names += [each for each, form in MENTIONS.items() if form.search(line)]
+        self._names += _mentioned(line)
         if (device := DEVICE.search(line)) is not None:
             if self._ends_list:
                 self._devices = _Devices()
@@ -225,6 +230,12 @@ class _Reader:
         )  # fmt: skip
         self.runs.append(self._run)
         self._ends_list = True
+
+
+@lru_cache(maxsize=64)
+def _mentioned(text: str) -> tuple[str, ...]:
+    """Collectives that a text names."""
+    return tuple(each for each, form in MENTIONS.items() if form.search(text))
 
 
 def _ranks_per_process(hosts: dict[int, str], pids: dict[int, str]) -> int:

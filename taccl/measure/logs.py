@@ -19,7 +19,7 @@ from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError
 from taccl.measure.broken_rows import rows_without_debug, whole_rows
-from taccl.measure.debug_lines import debug_facts
+from taccl.measure.debug_lines import debug_facts, is_debug
 from taccl.measure.json_logs import printed
 from taccl.measure.log_runs import CPU_TIME, DEVICE, TIMES_IN_MS, LogRun, runs_in
 from taccl.measure.rows import plain
@@ -29,8 +29,8 @@ from taccl.measure.series import COMPARED_BYTES, WRONG, Log, Series, alike_joine
 
 _MAX_FILE_BYTES = 64 * 10**6  #: Logs of NCCL_DEBUG have a line for each channel of each rank.
 #: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Atomic groups match at one place of a line
-#: only, so that the search takes linear time.
-_NUM_RANKS = re.compile(r"(?m)^(?>.*?CCL INFO )(?>.*?\bcomm\b).*\bn[Rr]anks (\d{1,7})\b")
+#: only, so that the match takes linear time.
+_NUM_RANKS = re.compile(r"(?>.*?CCL INFO )(?>.*?\bcomm\b).*\bn[Rr]anks (\d{1,7})\b")
 #: Title of a benchmark of OSU or of perftest.
 _TITLE = re.compile(r"^[# \t]*((?:OSU|RDMA_\w+|Send)\b.* Test\b.*)", re.MULTILINE)
 #: {note: pattern of lines that show that buffers were in host memory}.
@@ -99,20 +99,23 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
     if _is_of_other_kind(text):
         raise FormatError(f"found no usable measurement; expected {expected}", where=where)
-    lines = whole_rows(rows_without_debug([plain(line) for line in text.splitlines()]))
+    raw = text.splitlines()
+    lines = whole_rows(rows_without_debug([line if is_debug(line) else plain(line) for line in raw]))
     left_out: list[str] = []
     reports = list(run_reports(text))
     series = series_of_reports(reports, where)
     notes = ["measured by MPI processes in host memory (taccl run)"] if reports else []
     if not reports:
         runs = runs_in(lines, where, left_out, in_place=in_place)
-        stated = {int(number) for number in _NUM_RANKS.findall(text)}
+        inits = (line for line in lines if " comm " in line and "anks " in line)
+        stated = {int(found[1]) for found in map(_NUM_RANKS.match, inits) if found}
         series = [series_of_run(run, where, collective, stated) for run in runs]
         forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED, **_FAILED}
         notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
         notes += dict.fromkeys(_by_place(runs, in_place=in_place))
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
-        notes += [said for said, form in forms.items() if form.search(text)]
+        others = "\n".join(line for line in raw if not is_debug(line))
+        notes += [said for said, form in forms.items() if form.search(others)]
     if not series:
         title = _TITLE.search(text)
         told = f" of {shown(repr(title[1].strip()), 90)}" if title else ""

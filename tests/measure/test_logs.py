@@ -659,7 +659,34 @@ def test_communicators_state_the_number_of_ranks(read):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["NCCL INFO comm ", "NCCL INFO ", "NCCL INFO comm nranks "])
+@pytest.mark.parametrize("prefix", [
+    "", "0: ", " 3: ", "[1,0]<stdout>:", "node-3: ", "2026-01-02T03:04:05.678Z ", "[2026-01-02 03:04:05] ", "pod/x | ",
+])  # fmt: skip
+def test_lines_of_nccl_debug_are_no_rows(read, monkeypatch, prefix):
+    """Lines of NCCL_DEBUG between the rows are passed over without a search for rows, whatever their label.
+
+    The patterns of rows would take most of the time of a log with thousands of such lines.
+    """
+    looked_at, first_look = [], logs.plain
+    monkeypatch.setattr(logs, "plain", lambda line: (looked_at.append(line), first_look(line))[1])
+    debug = [
+        "Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA", "AllReduce: opCount 3 sendbuff 0x7f count 4",
+        "Trees [0] 1/-1/-1->0->-1 [1] 3/-1/-1->2->1", "comm 0x55 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
+    ]  # fmt: skip
+    text = table(prefix=prefix)
+    lines = [f"{prefix}host-1:77:78 [{i % 8}] NCCL INFO {line}" for i, line in enumerate(debug * 5)]
+    between = "".join(f"{each}\n" + "".join(f"{line}\n" for line in lines) for each in text.splitlines())
+    found, expected = read(between), read(text)
+    assert [(each.size_bytes, each.times_us) for each in found.series] == [
+        (each.size_bytes, each.times_us) for each in expected.series
+    ]
+    assert len(looked_at) == 2 * len(text.splitlines())
+    assert found.debug.excluded == {"gdr-off"}
+
+
+@pytest.mark.parametrize(
+    "words", ["NCCL INFO comm ", "NCCL INFO ", "NCCL INFO comm nranks ", "[0]     NCCL ", "n: NCCL "]
+)
 def test_long_lines_of_debug_logs_are_read_in_linear_time(read, words):
     """A line of lines that were joined is judged quickly, also if it lacks the number of ranks."""
     assert cpu_s(lambda: read(f"{table()}{words * 4000}\n")) < 0.4
