@@ -417,12 +417,13 @@ def test_a_search_that_time_ended_is_not_made_again(monkeypatch):
 
 
 @pytest.mark.slow
-def test_large_problems_have_the_bound_of_nodes():
+def test_large_problems_have_the_bound_of_nodes(monkeypatch):
     """Beyond the number of moves for other bounds, the bound over all chunkings is that of node cuts.
 
-    Two racks of 72 GPUs exchange half of all data over 72 NICs each, in 24 us; a chunk crosses in 17.5 us.
+    Two nodes of eight GPUs exchange half of all data over eight NICs each; a chunk crosses sooner.
     """
-    problem = taccl.make_problem(taccl.topologies.gb200_nvl72(2), "alltoall", size_bytes="1MB")
+    monkeypatch.setattr(scopes, "_MOST_MOVES", 1000)
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "alltoall", size_bytes="4MB")
     assert problem.collective.num_chunks * len(problem.topology.links) > scopes._MOST_MOVES
     least = bounds.latency_bound(problem)
     every = bound_over_all_chunkings(least, budget_s=10.0)

@@ -177,8 +177,8 @@ def test_ranks_of_one_node_have_borders():
 def test_exchange_has_a_border_bound_without_time(end_s):
     """However short the time limit, the bound over all chunkings of a parameter-server exchange counts
     bandwidth."""
-    exchange = taccl.collectives.exchange(96, 32, chunks_per_server=8)
-    problem = taccl.make_problem(taccl.topologies.star(128), exchange, size_bytes=100 * MB)
+    exchange = taccl.collectives.exchange(48, 16, chunks_per_server=8)
+    problem = taccl.make_problem(taccl.topologies.star(64), exchange, size_bytes=100 * MB)
     bound = lower_bound(problem, divisible=True, budget_s=0.0, limit_s=0.0, end_s=end_s)
     assert bound.check()
     assert bound.bound_us > 2000  # workers send 100 MB at 50 GB/s
