@@ -108,32 +108,39 @@ def _dict(entries: Mapping[int, str]) -> str:
 
 def _without_unused(text: str, methods: tuple[str, ...]) -> str:
     """Remove public methods other than `methods` from a module, then private code that is left unused."""
-    while True:
-        tree = ast.parse(text)
-        [collective] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Collective")
-        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        used |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-        gone = [
-            node
-            for node in [*tree.body, *collective.body]
-            for name in _names(node)
-            if (name.startswith("_") and not name.startswith("__") and name not in used)
-            or (node in collective.body and not name.startswith("_") and name not in methods)
-        ]
-        if not gone:
-            return text
-        lines = text.splitlines(keepends=True)
-        for node in sorted(gone, key=lambda node: -node.lineno):
-            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))]) - 1
-            last = node.end_lineno or node.lineno
-            if lines[last : last + 1] == ["}  # fmt: skip\n"]:
-                last += 1
-            while first and lines[first - 1].lstrip().startswith("#"):
-                first -= 1
-            while first and not lines[first - 1].strip():
-                first -= 1
-            lines[first:last] = []
-        text = "".join(lines)
+    tree = ast.parse(text)
+    [collective] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Collective")
+    uses = {node: _used(node) for node in (*tree.body, *collective.body) if node is not collective}
+    private = {node: [name for name in _names(node) if re.match("_(?!_)", name)] for node in uses}
+    gone = {n for n in collective.body for name in _names(n) if name[0] != "_" and name not in methods}
+    num_gone = -1
+    while len(gone) > num_gone:
+        num_gone = len(gone)
+        used = frozenset().union(*(names for node, names in uses.items() if node not in gone))
+        gone |= {node for node, names in private.items() if not used.issuperset(names)}
+    lines = text.splitlines(keepends=True)
+    for node in sorted(gone, key=lambda node: -node.lineno):
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))]) - 1
+        last = node.end_lineno or node.lineno
+        if lines[last : last + 1] == ["}  # fmt: skip\n"]:
+            last += 1
+        while first and lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        while first and not lines[first - 1].strip():
+            first -= 1
+        lines[first:last] = []
+    return "".join(lines)
+
+
+def _used(node: ast.stmt) -> set[str]:
+    """Names and attributes that a statement uses."""
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute):
+            found.add(each.attr)
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+            found.add(each.id)
+    return found
 
 
 def _names(node: ast.stmt) -> list[str]:
