@@ -201,10 +201,15 @@ class _Writing:
             yield f"the difference of its nodes: {added} links are added to make them equal"
         written, kept = back.problem.topology, set(self.links)
         alike = [_pairs(written, links) for links in _holders(written)]
+        together = {
+            resource: _pairs(topology, links)
+            for resource, links in enumerate(each & kept for each in _holders(topology))
+            if len(links) > 1
+        }
         shared = [
             topology.resources[resource].name
-            for resource, links in enumerate(each & kept for each in _holders(topology))
-            if len(links) > 1 and not any(_pairs(topology, links) <= pairs for pairs in alike)
+            for resource, pairs in together.items()
+            if not any(pairs <= each for each in alike)
         ]
         if shared:
             yield f"resources that links share ({first_of(shared, _SHOWN)})"
