@@ -26,16 +26,20 @@ def problem_of(name="allgather", size=3):
     return make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=10**6)
 
 
-@pytest.fixture
+def large(name="allgather"):
+    """First schedule of the large scheduler."""
+    return schedule_large(problem_of(name), num_runs=1)
+
+
+@pytest.fixture(scope="module")
 def schedule():
-    return schedule_large(problem_of())
+    return large()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_spilled_schedule_is_the_same(name, tmp_path):
     """A spilled schedule has the same digest, verdict and figures as in memory."""
-    schedule = schedule_large(problem_of(name))
+    schedule = large(name)
     spilled = spill(schedule, tmp_path / "columns")
     assert isinstance(spilled.kept.chunk, np.memmap)
     assert taccl.verify(spilled).ok
@@ -43,22 +47,21 @@ def test_spilled_schedule_is_the_same(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COLLECTIVES[:2])
-def test_columns_that_are_found_in_files(name, tmp_path):
-    """The scheduler writes to unnamed files: the folder stays empty, and the schedule is the same."""
-    spilled = schedule_large(problem_of(name), spill_dir=tmp_path)
+@pytest.mark.parametrize(("name", "options"), [("allgather", {}), ("allreduce", {"num_runs": 1})])
+def test_columns_that_are_found_in_files(name, options, tmp_path):
+    """The scheduler writes to unnamed files, also if it improves the schedule: the folder stays empty, and the
+    schedule is the same."""
+    spilled = schedule_large(problem_of(name), spill_dir=tmp_path, **options)
     assert os.listdir(tmp_path) == []
-    assert spilled.digest() == schedule_large(problem_of(name)).digest()
+    assert spilled.digest() == schedule_large(problem_of(name), **options).digest()
 
 
-@pytest.mark.slow
 def test_spilled_schedule_comes_back(schedule, tmp_path):
     """A schedule spilled by one process is loaded by another."""
     spill(schedule, tmp_path)
     assert load_spilled(tmp_path).digest() == schedule.digest()
 
 
-@pytest.mark.slow
 def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
     """A large problem is not written to the folder, so it must be given on reading; another problem is
     refused."""
@@ -71,7 +74,6 @@ def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
         load_spilled(tmp_path, problem_of(size=4))
 
 
-@pytest.mark.slow
 def test_changed_columns_are_refused(schedule, tmp_path):
     """If files of a spilled schedule were changed, their digest differs, and they are refused."""
     spill(schedule, tmp_path)
@@ -80,7 +82,6 @@ def test_changed_columns_are_refused(schedule, tmp_path):
         load_spilled(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["schedule.json", "link.npy"])
 def test_missing_part_is_refused(name, schedule, tmp_path):
     """A folder in which one file of a spilled schedule is missing is refused."""
@@ -116,7 +117,6 @@ def test_disk_that_is_too_small(tmp_path):
         room_for(10**15, np.int64, tmp_path)
 
 
-@pytest.mark.slow
 def test_failed_spill_leaves_nothing(schedule, tmp_path, monkeypatch):
     """A failed spill leaves neither files nor the folder."""
 
@@ -129,7 +129,6 @@ def test_failed_spill_leaves_nothing(schedule, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_summary_has_the_figures(schedule):
     """A summary has transfers, finish, bandwidth and digest."""
     summary = summarize(schedule)
@@ -139,7 +138,6 @@ def test_summary_has_the_figures(schedule):
     assert summary.digest() == schedule.digest()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("use", [taccl.verify, list, lambda s: s.end, lambda s: s.table(), taccl.lower])
 def test_summary_has_no_transfers(schedule, use):
     """Functions that need transfers say that only a summary was kept."""
