@@ -6,6 +6,7 @@ import json
 import random
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from taccl.workload.fx_operations import READERS
 from taccl.workload.kind_rules import groups_of_axes
 from taccl.workload.kinds import TABLE
 from taccl.workload.meaning import random_inputs
-from taccl.workload.operations import COLLECTIVES, KINDS
+from taccl.workload.operations import COLLECTIVES, KINDS, Tensor
 from taccl.workload.torch_program import dump_torch_step
 from tests.fuzzing import MANY
 from tests.pytorch import needs_torch, started
@@ -70,12 +71,12 @@ CASES = {
 
 def step_of(kind, shapes, options, layouts):
     """A step of one operation on inputs in the given layouts, or on one rank without layouts."""
-    step = Workload("one", RANKS if layouts else 1)
+    inputs = []
     for at, shape in enumerate(shapes):
         dtype = {"ids": "int64", "mask": "bool"}.get(shape, "float64")
-        layout = layouts[at] if layouts else "replicated"
-        step = step.input(f"i{at}", IDS if shape == "ids" else ROWS if shape == "mask" else shape, dtype=dtype,
-                          layout=layout)  # fmt: skip
+        size = IDS if shape == "ids" else ROWS if shape == "mask" else shape
+        inputs.append(Tensor(f"i{at}", size, dtype, layouts[at] if layouts else "replicated"))
+    step = Workload("one", RANKS if layouts else 1, tuple(inputs))
     return step.then("out", kind, *(f"i{at}" for at in range(len(shapes))), **options)
 
 
@@ -87,10 +88,11 @@ def whole(step, name, arrays):
     return arrays[0] if tensor.axis is None else np.concatenate(arrays, axis=tensor.axis)
 
 
-def accepted(kind, shapes, options):
-    """Yield steps with every combination of operand layouts (at most 201, drawn at random) that the operation
+@cache
+def accepted(kind, number):
+    """Steps of a case with every combination of operand layouts (at most 201, drawn at random) that the operation
     accepts."""
-    choices = []
+    (shapes, options), choices = CASES[kind][number], []
     for shape in shapes:
         count = len({"ids": IDS, "mask": ROWS}.get(shape, shape))
         is_sum = not isinstance(shape, str)  # ids and masks are no sums
@@ -98,11 +100,11 @@ def accepted(kind, shapes, options):
     every = list(itertools.product(*choices))
     if len(every) > 200:
         every = [every[0], *random.Random(0).sample(every[1:], 200)]
+    found = []
     for layouts in every:
-        try:
-            yield step_of(kind, shapes, options, layouts)
-        except WorkloadError:
-            continue
+        with contextlib.suppress(WorkloadError):
+            found.append(step_of(kind, shapes, options, layouts))
+    return found
 
 
 @pytest.mark.slow
@@ -110,9 +112,9 @@ def accepted(kind, shapes, options):
 def test_accepted_layouts_keep_the_values(kind):
     """With any accepted layouts, ranks together hold the result that one rank computes from whole arrays."""
     tried = 0
-    for shapes, options in CASES[kind]:
+    for number, (shapes, options) in enumerate(CASES[kind]):
         alone = step_of(kind, shapes, options, ())
-        for step in accepted(kind, shapes, options):
+        for step in accepted(kind, number):
             given = random_inputs(step, seed=3)
             wanted = alone.run({name: [whole(step, name, arrays)] for name, arrays in given.items()})["out"][
                 0
@@ -128,8 +130,8 @@ def test_accepted_layouts_keep_the_values(kind):
 @pytest.mark.parametrize("kind", CASES)
 def test_tiles_keep_the_values(kind):
     """An operation in tiles, along any axis that allows tiles, has the same values."""
-    for shapes, options in CASES[kind]:
-        for step in accepted(kind, shapes, options):
+    for number in range(len(CASES[kind])):
+        for step in accepted(kind, number):
             values = step.run(seed=1)["out"]
             for axis in range(len(step.tensors["out"].shape)):
                 try:
@@ -179,7 +181,7 @@ def written(folder):
         for at, (shapes, options) in enumerate(some):
             whole_step = step_of(kind, shapes, options, ("replicated",) * len(shapes))
             save_workload(whole_step, folder / "whole.toml", overwrite=True)
-            plain = [step for step in accepted(kind, shapes, options)
+            plain = [step for step in accepted(kind, at)
                      if all(each.layout != "partial" for each in step.inputs)]  # fmt: skip
             tiled = []
             for step in plain:
