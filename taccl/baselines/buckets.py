@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl.baselines.hub_mixes import HubMix, soonest_plan
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.spread import (
@@ -29,6 +28,7 @@ from taccl.baselines.spread import (
     sums_everywhere,
     without_sketch,
 )
+from taccl.baselines.tree_mixes import TreeMix, soonest_plan
 from taccl.errors import CollectiveError
 from taccl.topology.recognise import grid_of
 
@@ -61,7 +61,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     take twice as long.
 
     Sums of an allreduce may also be collected at hubs (`taccl.baselines.hubs`). On a mesh whose sends merge,
-    parts of the chunks follow several plans of hubs at the same time (`taccl.baselines.hub_mixes`).
+    parts of the chunks follow trees of their own at the same time (`taccl.baselines.tree_mixes`).
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     if plan is None or plan.estimated_us(problem) >= found.finish_us:
         return found
     name, parts = f"bucket (hubs: {plan})", plan.parts_per_chunk(problem)
-    if isinstance(plan, HubMix):  # its shares need exactly this number of parts
+    if isinstance(plan, TreeMix):  # its shares need exactly this number of parts
         if parts > min(problem.chunk_bytes):
             return found
         finer = merging(cut_chunks(without_sketch(problem), parts))

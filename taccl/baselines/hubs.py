@@ -225,13 +225,10 @@ class Phase(NamedTuple):
     at: Mapping[int, Mapping[int, frozenset[int]]]
 
 
-def phases(
-    dims: Dimensions, rings: Mapping[int, RingPlan], order: Sequence[int], waits: Sequence[int] = ()
-) -> Iterator[Phase]:
+def phases(dims: Dimensions, rings: Mapping[int, RingPlan], order: Sequence[int]) -> Iterator[Phase]:
     """Yield all phases: dimensions collect in order, then exchange and spread in the opposite order.
 
     - `rings`: {dimension: its ring plan}.
-    - `waits`: Number of idle steps before each phase; default: none.
     """
     sizes, first = dims.sizes, 0
     # {dimension: {digit: digits whose contributions its ranks hold}}. Digits that take no part are left out.
@@ -242,8 +239,7 @@ def phases(
         *((k, rings[k].exchange, rings[k].whole) for k in reversed(order)),
         *((k, rings[k].spread, range(sizes[k])) for k in reversed(order)),
     ]
-    for number, (k, sends, whole) in enumerate(every):
-        first += waits[number] if waits else 0
+    for k, sends, whole in every:
         yield Phase(first, k, sends, {j: at[j] for j in order if j != k})
         first += 1 + max((each.step for each in sends), default=-1)
         at[k] = dict.fromkeys(whole, frozenset(range(sizes[k]))) or {**rings[k].hubs}

@@ -200,16 +200,6 @@ class GrowingProgram:
             self._solver.setOptionValue(name, value)
         self._solver.passModel(program)
 
-    def add_columns(self, cost: ArrayLike, entries: tuple[ArrayLike, ArrayLike, ArrayLike]) -> None:
-        """Add columns; in `entries`, they are numbered from 0."""
-        import highspy
-
-        objective = np.ascontiguousarray(cost, dtype=np.float64)
-        count = len(objective)
-        start, index, value = _by_column(entries, self._solver.getNumRow(), count)
-        lower, upper = np.zeros(count), np.full(count, highspy.kHighsInf)
-        self._solver.addCols(count, objective, lower, upper, len(value), start[:-1], index, value)
-
     def add_rows(self, entries: tuple[ArrayLike, ArrayLike, ArrayLike], upper: ArrayLike) -> None:
         """Add inequalities after all other rows; in `entries`, they are numbered from 0."""
         import highspy

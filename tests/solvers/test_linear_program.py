@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from taccl.solvers.highs import GrowingProgram, minimise
+from taccl.solvers.highs import minimise
 
 
 def test_solution_and_duals_are_those_by_hand():
@@ -57,21 +57,3 @@ def test_objectives_are_those_of_scipy():
         entries = (*np.nonzero(matrix), matrix[matrix != 0])
         found = minimise(cost, entries, (bounds, []))
         assert found.objective == pytest.approx(linprog(cost, A_ub=matrix, b_ub=bounds).fun)
-
-
-def test_added_columns_give_the_optimum_of_the_whole_program():
-    """Columns that are added after a solution enter the next one, which is that of the program from scratch."""
-    rng = np.random.default_rng(3)
-    cost, dense, bounds = -rng.random(6), rng.random((3, 6)), ([2.0, 3.0], [1.0])
-    row, column = (each.ravel() for each in np.indices(dense.shape))
-
-    def entries(some):
-        return row[some], column[some] - column[some].min(), dense.ravel()[some]
-
-    first = column < 3
-    program = GrowingProgram(cost[:3], entries(first), bounds)
-    before = program.solved().objective
-    program.add_columns(cost[3:], entries(~first))
-    found, whole = program.solved(), minimise(cost, entries(column >= 0), bounds)
-    assert found.objective == pytest.approx(whole.objective) and found.objective < before
-    assert found.values == pytest.approx(whole.values) and found.duals == pytest.approx(whole.duals)

@@ -21,6 +21,8 @@ from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_s
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
 from taccl.analysis.verification.verify import compile_verifier
+from taccl.baselines.tree_kernel import finish_us, reassign
+from taccl.baselines.tree_mixes import compile_mixes
 from taccl.errors import TacclError
 from taccl.problem.collectives import make
 from taccl.problem.making import make_problem
@@ -51,11 +53,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: `IMPROVEMENT`: name of the kernels of ruin and recreate.
-#: `TREES`: name of the kernels of packings of trees. Other kernels (list schedulers and verifier) have the
-#: name of the collective that they are compiled with.
-IMPROVEMENT, TREES = "ruin and recreate", "trees"
+#: `TREES`: name of the kernels of packings of trees.
+#: `MIXES`: name of the kernels of mixes of trees on meshes.
+#: Other kernels (list schedulers and verifier) have the name of the collective that they are compiled with.
+IMPROVEMENT, TREES, MIXES = "ruin and recreate", "trees", "mixes"
 #: Names of all kernels, one tuple per worker process; kernels in a tuple share compiled functions.
-_EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT, TREES))
+_EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT, TREES, MIXES))
 #: Notes of a search that ran without kernels, as they are not compiled, or were not loaded in time.
 COLD = (
     "the compiled search was left out, as compiling it takes about 20 s of CPU, once; run `taccl warmup`, or "
@@ -96,6 +99,8 @@ def is_kept(name: str) -> bool:
         return is_compiled(improve)
     if name == TREES:
         return is_compiled(flow_up_to) and is_compiled(largest_shortfall)
+    if name == MIXES:
+        return is_compiled(reassign) and is_compiled(finish_us)
     kernels: list[Any] = [send_along, route] if name == "alltoall" else [spread_chunks, spread_by_draws]
     verifying = accept_trees if name == "reduce-scatter" else accept_copies
     return all(map(is_compiled, [*kernels, compiled_loop(verifying)]))
@@ -119,6 +124,9 @@ def compile_named(name: str, paths: tuple[tuple[str, Any], ...] = ()) -> None:
         return
     if name == TREES:
         compile_flows()
+        return
+    if name == MIXES:
+        compile_mixes()
         return
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
     compile_verifier(schedule_large(pair, num_runs=1))

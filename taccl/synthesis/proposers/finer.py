@@ -13,7 +13,6 @@ from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.hub_mixes import soonest_plan
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_mixes import PAYS, mixed_transfers, to_mix
@@ -27,6 +26,7 @@ from taccl.baselines.spread import (
     sums_everywhere,
 )
 from taccl.baselines.table import num_arrivals, row_of
+from taccl.baselines.tree_mixes import soonest_plan
 from taccl.errors import InputError
 from taccl.problem.making import by_default, make_problem
 from taccl.problem.problem import Problem

@@ -10,7 +10,7 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
-from taccl.baselines.hub_mixes import soonest_plan
+from taccl.baselines.tree_mixes import soonest_plan
 from taccl.synthesis.budget import run
 from taccl.synthesis.proposers import baseline_proposals, finer
 from taccl.synthesis.proposers.table import FIRST

@@ -1,0 +1,458 @@
+"""Kernel that gives each share of the data its cheapest trees, under prices of the links in each step.
+
+All shares follow trees to a few ranks, the hubs, and trees from them. A share in turn leaves its trees, and
+gets the cheapest ones that are found for it, as in negotiated routing (L. McMurchie and C. Ebeling,
+"PathFinder", FPGA 1995). The price of a send is the increase of the smoothed finish that it causes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl._internal.kernels import compiled, inner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+#: Price of a send in a step in which it costs nothing, relative to the mean time of a step.
+_LEAST_PRICE = 1e-7
+#: Logarithms of 1 plus less than this are replaced by it.
+_SMALL = 1e-3
+
+
+class Grid(NamedTuple):
+    """Links between ranks, and classes of links that images of the trees load equally.
+
+    - `near`: (num_ranks, num_ways) neighbours; -1 if none.
+    - `kind`: (2, num_ranks, num_ways) class of the link to each neighbour, then of that from it; -1 if none.
+    - `alpha`, `beta`: (num_classes,) latency in us, and us per share for each of its sends over the class.
+    """
+
+    near: Ints
+    kind: Ints
+    alpha: Floats
+    beta: Floats
+
+
+class Cores(NamedTuple):
+    """Hubs that collect the data, exchange their sums, and spread the total; and trees to begin with.
+
+    - `num_hubs`: (num_cores,) number of hubs.
+    - `length`: (num_cores,) number of steps of the exchange.
+    - `kind`, `step`: (num_cores, num_sends) class and step of each send of the exchange; class -1: none.
+    - `way`: (num_cores, num_shapes, num_ranks) way of each rank towards the hubs; -1 at a hub.
+    """
+
+    num_hubs: Ints
+    length: Ints
+    kind: Ints
+    step: Ints
+    way: Ints
+
+
+class Shares(NamedTuple):
+    """Trees of each share.
+
+    - `core`: (num_shares,) core of each share; -1 as long as it has none.
+    - `begin`: (num_shares,) step in which the exchange begins.
+    - `way`, `step`: (2, num_shares, num_ranks) way to the next rank towards the hubs, and step of the send to
+      it; then the way to the rank from which a rank gets the total, and the step of that send.
+    - `sends`: (2, num_classes, num_steps) sends that add, then sends that copy, of all shares.
+    - `closed`: (2, num_classes, num_steps) true for sends that shares avoid.
+    - `random`: State of the random numbers.
+    """
+
+    core: Ints
+    begin: Ints
+    way: Ints
+    step: Ints
+    sends: Ints
+    closed: NDArray[np.bool_]
+    random: NDArray[np.uint64]
+
+
+class _Room(NamedTuple):
+    """Storage for the trees of one share.
+
+    - `price`: (2, num_classes, num_steps) prices of sends that add, then of those that copy in reversed time.
+    - `cost`: (num_ranks, num_steps + 1) least cost to collect the data of a rank's subtree by a step.
+    - `sent`: The same, including the send to the next rank.
+    - `order`: (num_ranks,) ranks from the leaves to the hubs.
+    - `way`, `step`: (2, num_ranks), as in `Shares`, of the trees before.
+    """
+
+    price: Floats
+    cost: Floats
+    sent: Floats
+    order: Ints
+    way: Ints
+    step: Ints
+
+
+@inner
+def _draw(random: NDArray[np.uint64], below: int) -> int:
+    """Random whole number from 0 to `below` - 1 (xorshift)."""
+    x = random[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    random[0] = x
+    return int((x * np.uint64(2685821657736338717) >> np.uint64(33)) % np.uint64(below))
+
+
+@inner
+def _count(grid: Grid, cores: Cores, shares: Shares, i: int, sign: int) -> None:
+    """Add the sends of a share to the counts, or remove them (`sign` -1)."""
+    core, count = shares.core[i], shares.sends
+    for half in range(2):
+        for v in range(len(grid.near)):
+            way = shares.way[half, i, v]
+            if way >= 0:
+                count[half, grid.kind[half, v, way], shares.step[half, i, v]] += sign
+    for j in range(cores.kind.shape[1]):
+        if cores.kind[core, j] >= 0:
+            count[0, cores.kind[core, j], shares.begin[i] + cores.step[core, j]] += sign
+
+
+@inner
+def _is_open(grid: Grid, cores: Cores, shares: Shares, i: int) -> bool:
+    """True if a share has no send that is closed."""
+    core = shares.core[i]
+    for half in range(2):
+        for v in range(len(grid.near)):
+            way = shares.way[half, i, v]
+            if way >= 0 and shares.closed[half, grid.kind[half, v, way], shares.step[half, i, v]]:
+                return False
+    for j in range(cores.kind.shape[1]):
+        c = cores.kind[core, j]
+        if c >= 0 and shares.closed[0, c, shares.begin[i] + cores.step[core, j]]:
+            return False
+    return True
+
+
+@inner
+def _busy_us(grid: Grid, count: Ints, c: int, k: int, clashes: bool) -> float:
+    """Time of a step over links of one class; a latency longer if they both add and copy, and `clashes`."""
+    adds, copies = count[0, c, k], count[1, c, k]
+    both = grid.alpha[c] if clashes and adds > 0 and copies > 0 else 0.0
+    return float(grid.alpha[c] + both + (adds + copies) * grid.beta[c])
+
+
+@inner
+def _smoothed(grid: Grid, count: Ints, sharp: float, clashes: bool, weight: Floats) -> float:
+    """Finish in us, with a smooth maximum over the links of each step.
+
+    - `sharp`, `clashes`: As in `reassign`.
+    - `weight`: (num_classes, num_steps) increase of this finish per us of a class of links in a step; set.
+    """
+    _, num_classes, num_steps = count.shape
+    total = 0.0
+    for k in range(num_steps):
+        most, weights = 0.0, 0.0
+        for c in range(num_classes):
+            busy = _busy_us(grid, count, c, k, clashes)
+            weight[c, k] = busy
+            most = max(most, busy)
+        for c in range(num_classes):
+            weight[c, k] = math.exp(sharp * (weight[c, k] - most))
+            weights += weight[c, k]
+        for c in range(num_classes):
+            weight[c, k] /= weights
+        total += most + math.log(weights) / sharp
+    return total
+
+
+@inner
+def _set_prices(
+    grid: Grid, shares: Shares, sharp: float, clashes: bool, weight: Floats, price: Floats
+) -> None:
+    """Set the prices of sends that add, then of those that copy, with the steps of these reversed."""
+    count = shares.sends
+    _, num_classes, num_steps = count.shape
+    for c in range(num_classes):
+        alone = math.expm1(min(sharp * grid.beta[c], 500.0))
+        both_us = grid.beta[c] + (grid.alpha[c] if clashes else 0.0)
+        first = math.expm1(min(sharp * both_us, 500.0))
+        for k in range(num_steps):
+            for half in range(2):
+                is_first = count[half, c, k] == 0 and count[1 - half, c, k] > 0
+                rise = weight[c, k] * (first if is_first else alone)
+                if rise > _SMALL:
+                    rise = math.log1p(rise)
+                at = k if half == 0 else num_steps - 1 - k
+                price[half, c, at] = rise / sharp + _LEAST_PRICE * grid.beta[c]
+                if shares.closed[half, c, k]:
+                    price[half, c, at] = np.inf
+
+
+@inner
+def _sort(near: Ints, way: Ints, order: Ints, step: Ints) -> None:
+    """Set `order` to the ranks from the leaves to the hubs; `step` is for the depths of the ranks."""
+    num_ranks, deepest = len(way), 0
+    for v in range(num_ranks):
+        step[v] = -1
+    for v in range(num_ranks):
+        u, depth = v, 0
+        while way[u] >= 0 and step[u] < 0:
+            u, depth = near[u, way[u]], depth + 1
+        if step[u] < 0:
+            step[u] = 0
+        depth += step[u]
+        deepest, u = max(deepest, depth), v
+        while step[u] < 0:
+            step[u] = depth
+            u, depth = near[u, way[u]], depth - 1
+    place = 0
+    for depth in range(deepest, -1, -1):
+        for v in range(num_ranks):
+            if step[v] == depth:
+                order[place] = v
+                place += 1
+
+
+@inner
+def _collect(grid: Grid, half: int, way: Ints, num_hubs: int, room: _Room) -> None:
+    """Least costs to collect the data of each subtree by each step, for the trees of `way` in `room.order`.
+
+    The row of the last rank, a hub, is replaced by the sum over all hubs.
+    """
+    num_ranks, num_steps = len(way), room.price.shape[2]
+    cost, sent, price, order = room.cost, room.sent, room.price, room.order
+    for v in range(num_ranks):
+        for k in range(num_steps + 1):
+            cost[v, k] = 0.0
+    for i in range(num_ranks - num_hubs):
+        v = order[i]
+        u, c, least = grid.near[v, way[v]], grid.kind[half, v, way[v]], np.inf
+        sent[v, 0] = cost[u, 0] = np.inf
+        for k in range(num_steps):
+            least = min(least, cost[v, k] + price[half, c, k])
+            sent[v, k + 1] = least
+            cost[u, k + 1] += least
+    last = order[num_ranks - 1]
+    for i in range(num_ranks - num_hubs, num_ranks - 1):
+        for k in range(num_steps + 1):
+            cost[last, k] += cost[order[i], k]
+
+
+@inner
+def _cost(grid: Grid, half: int, way: Ints, num_hubs: int, due: int, room: _Room) -> float:
+    """Least cost of trees, for hubs due by a step."""
+    _sort(grid.near, way, room.order, room.step[half])
+    _collect(grid, half, way, num_hubs, room)
+    return float(room.cost[room.order[len(way) - 1], due])
+
+
+@inner
+def _time(grid: Grid, half: int, way: Ints, due: int, room: _Room) -> None:
+    """Set the steps of the sends of the cheapest trees that `_collect` found, for hubs due by a step."""
+    num_ranks, step = len(way), room.step[half]
+    for i in range(num_ranks - 1, -1, -1):
+        v = room.order[i]
+        if way[v] < 0:
+            step[v] = due
+            continue
+        c, least, latest = grid.kind[half, v, way[v]], np.inf, -1
+        for k in range(step[grid.near[v, way[v]]]):
+            each = room.cost[v, k] + room.price[half, c, k]
+            if each < least:
+                least, latest = each, k
+        step[v] = latest
+
+
+@inner
+def _mutate(
+    grid: Grid, half: int, num_hubs: int, due: int, tries: int, room: _Room, random: NDArray[np.uint64]
+) -> None:
+    """Let ranks of the trees `room.way[half]` send to other neighbours, as long as that costs no more."""
+    way, num_ranks = room.way[half], len(grid.near)
+    least = _cost(grid, half, way, num_hubs, due, room)
+    for _ in range(tries):
+        v, new = _draw(random, num_ranks), _draw(random, grid.near.shape[1])
+        old = way[v]
+        if old < 0 or new == old or grid.near[v, new] < 0:
+            continue
+        u = grid.near[v, new]
+        while u != v and way[u] >= 0:
+            u = grid.near[u, way[u]]
+        if u == v:
+            continue
+        way[v] = new
+        cost = _cost(grid, half, way, num_hubs, due, room)
+        if cost <= least:
+            least = cost
+        else:
+            way[v] = old
+    _cost(grid, half, way, num_hubs, due, room)
+    _time(grid, half, way, due, room)
+
+
+@inner
+def _choose(
+    grid: Grid, cores: Cores, orders: Ints, least: Floats, shape: Ints, core: int, room: _Room
+) -> tuple[float, int]:
+    """(least cost of all sends of a core, first step of its exchange), over the trees to begin with.
+
+    - `orders`: (num_shapes, num_ranks) ranks of the trees from the leaves to the hubs.
+    - `least`, `shape`: (2, num_steps + 1) least cost of a tree by its number of steps, and its number; set.
+    """
+    num_shapes, num_ranks = orders.shape
+    num_steps, length = room.price.shape[2], cores.length[core]
+    for half in range(2):
+        for k in range(num_steps + 1):
+            least[half, k], shape[half, k] = np.inf, -1
+        for s in range(num_shapes):
+            for v in range(num_ranks):
+                room.order[v] = orders[s, v]
+            _collect(grid, half, cores.way[core, s], cores.num_hubs[core], room)
+            last = room.order[num_ranks - 1]
+            for k in range(num_steps + 1):
+                if room.cost[last, k] < least[half, k]:
+                    least[half, k], shape[half, k] = room.cost[last, k], s
+    best, best_begin = np.inf, -1
+    for begin in range(num_steps + 1 - length):
+        total = least[0, begin] + least[1, num_steps - length - begin]
+        for j in range(cores.kind.shape[1]):
+            if cores.kind[core, j] >= 0:
+                total += room.price[0, cores.kind[core, j], begin + cores.step[core, j]]
+        if total < best:
+            best, best_begin = total, begin
+    return best, best_begin
+
+
+@inner
+def _swap(shares: Shares, i: int, room: _Room) -> None:
+    """Exchange the trees of a share for those in `room`."""
+    for half in range(2):
+        for v in range(shares.way.shape[2]):
+            way, step = shares.way[half, i, v], shares.step[half, i, v]
+            shares.way[half, i, v], shares.step[half, i, v] = room.way[half, v], room.step[half, v]
+            room.way[half, v], room.step[half, v] = way, step
+
+
+@compiled(allocates=True)
+def reassign(
+    grid: Grid, cores: Cores, shares: Shares, sharp: float, clashes: bool, tries: int, others: int
+) -> bool:
+    """Give each share in turn the cheapest trees found for it; false if there are too few steps.
+
+    A share keeps its trees if others do not reduce the smoothed finish.
+
+    - `sharp`: Sharpness of the smooth maximum over the links of a step, per us.
+    - `clashes`: True if a link that both adds and copies in a step takes a latency longer.
+    - `tries`: Number of changes that are tried with each tree.
+    - `others`: A share tries its own core, and one of `others` others, at random.
+    """
+    num_shares, num_ranks = shares.way.shape[1:]
+    _, num_classes, num_steps = shares.sends.shape
+    num_cores, num_shapes = cores.way.shape[:2]
+    room = _Room(
+        np.empty((2, num_classes, num_steps)),
+        np.empty((num_ranks, num_steps + 1)),
+        np.empty((num_ranks, num_steps + 1)),
+        np.empty(num_ranks, np.int64),
+        np.empty((2, num_ranks), np.int64),
+        np.empty((2, num_ranks), np.int64),
+    )
+    least, shape = np.empty((2, num_steps + 1)), np.empty((2, num_steps + 1), np.int64)
+    weight = np.empty((num_classes, num_steps))
+    orders = np.empty((num_cores, num_shapes, num_ranks), np.int64)
+    for core in range(num_cores):
+        for s in range(num_shapes):
+            _sort(grid.near, cores.way[core, s], orders[core, s], room.step[0])
+    for i in range(num_shares):
+        own, own_begin, before = shares.core[i], shares.begin[i], np.inf
+        if own >= 0:
+            if _is_open(grid, cores, shares, i):
+                before = _smoothed(grid, shares.sends, sharp, clashes, weight)
+            _count(grid, cores, shares, i, -1)
+        _smoothed(grid, shares.sends, sharp, clashes, weight)
+        _set_prices(grid, shares, sharp, clashes, weight, room.price)
+        best, core, begin, collects, spreads = np.inf, -1, -1, -1, -1
+        for each in range(num_cores):
+            if own >= 0 and each != own and _draw(shares.random, others) > 0:
+                continue
+            cost, at = _choose(grid, cores, orders[each], least, shape, each, room)
+            if cost < best:
+                best, core, begin = cost, each, at
+                collects, spreads = shape[0, at], shape[1, num_steps - cores.length[each] - at]
+        if core < 0:
+            if own < 0:
+                return False
+            _count(grid, cores, shares, i, 1)
+            continue
+        for half in range(2):
+            due = begin if half == 0 else num_steps - cores.length[core] - begin
+            for v in range(num_ranks):
+                room.way[half, v] = cores.way[core, collects if half == 0 else spreads, v]
+            if own == core:
+                fresh = _cost(grid, half, room.way[half], cores.num_hubs[core], due, room)
+                if _cost(grid, half, shares.way[half, i], cores.num_hubs[core], due, room) <= fresh:
+                    for v in range(num_ranks):
+                        room.way[half, v] = shares.way[half, i, v]
+            _mutate(grid, half, cores.num_hubs[core], due, tries, room, shares.random)
+        for v in range(num_ranks):
+            room.step[1, v] = num_steps - 1 - room.step[1, v]
+        _swap(shares, i, room)
+        shares.core[i], shares.begin[i] = core, begin
+        _count(grid, cores, shares, i, 1)
+        if own >= 0 and _smoothed(grid, shares.sends, sharp, clashes, weight) > before:
+            _count(grid, cores, shares, i, -1)
+            _swap(shares, i, room)
+            shares.core[i], shares.begin[i] = own, own_begin
+            _count(grid, cores, shares, i, 1)
+    return True
+
+
+@compiled(allocates=True)
+def finish_us(grid: Grid, cores: Cores, shares: Shares, ends: Ints) -> float:
+    """Finish of all shares, if a link merges its sends of a step that add, and those that copy.
+
+    - `ends`: (num_cores, num_sends, 2) source and destination of each send of the exchanges.
+    """
+    num_shares, num_ranks = shares.way.shape[1:]
+    _, num_classes, num_steps = shares.sends.shape
+    has, free = np.zeros((num_shares, num_ranks)), np.zeros(num_classes)
+    ready, end = np.empty((2, num_classes)), np.empty((2, num_classes))
+    finish = 0.0
+    for k in range(num_steps):
+        for c in range(num_classes):
+            ready[0, c] = ready[1, c] = free[c]
+        # The first pass finds when the data of all sends are there, the second when they arrive.
+        for arrives in range(2):
+            for i in range(num_shares):
+                core = shares.core[i]
+                for half in range(2):
+                    for v in range(num_ranks):
+                        way = shares.way[half, i, v]
+                        if way >= 0 and shares.step[half, i, v] == k:
+                            c, u = grid.kind[half, v, way], grid.near[v, way]
+                            src, dst = (v, u) if half == 0 else (u, v)
+                            if arrives == 0:
+                                ready[half, c] = max(ready[half, c], has[i, src])
+                            else:
+                                has[i, dst] = max(has[i, dst], end[half, c])
+                for j in range(cores.kind.shape[1]):
+                    c = cores.kind[core, j]
+                    if c >= 0 and shares.begin[i] + cores.step[core, j] == k:
+                        src, dst = ends[core, j, 0], ends[core, j, 1]
+                        if arrives == 0:
+                            ready[0, c] = max(ready[0, c], has[i, src])
+                        else:
+                            has[i, dst] = max(has[i, dst], end[0, c])
+            if arrives == 0:
+                for c in range(num_classes):
+                    for half in range(2):
+                        number = shares.sends[half, c, k]
+                        end[half, c] = free[c]
+                        if number > 0:
+                            began = max(ready[half, c], free[c])
+                            end[half, c] = free[c] = began + grid.alpha[c] + number * grid.beta[c]
+                    finish = max(finish, free[c])
+    return finish

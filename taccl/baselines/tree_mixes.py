@@ -1,0 +1,389 @@
+"""Allreduces on meshes by mixes of trees: each share of the data has its own trees and steps of their sends.
+
+A share follows trees to a few hubs in the middle of the mesh or elsewhere. These exchange their sums, and
+trees lead from them. Sends wait such that all links are busy in most steps (`taccl.baselines.tree_kernel`).
+Each share has an image under every symmetry of the mesh, so that the links of a class are loaded equally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import permutations, product
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl._internal.caching import cached
+from taccl._internal.deadline import NEVER, busy_factor
+from taccl._internal.kernels import is_compiled
+from taccl.baselines.hubs import PartPlan, soonest_hub_plan
+from taccl.baselines.mesh_images import classes_of_links, distinct_images, images
+from taccl.baselines.tree_kernel import Cores, Grid, Shares, finish_us, reassign
+from taccl.problem.making import make_problem
+from taccl.topology.fabrics import mesh
+from taccl.topology.recognise import grid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taccl._internal.deadline import Deadline
+    from taccl.baselines.hubs import PlanSends
+    from taccl.baselines.moves import Ints
+    from taccl.problem.problem import Problem
+    from taccl.topology.products import Dimensions
+    from taccl.topology.topology import Topology
+
+#: `_MOST_RANKS`: max ranks of a mesh for which mixes are made.
+#: `_MOST_DIMENSIONS`: max dimensions of such a mesh.
+#: `_MOST_TRANSFERS`: max transfers of a mix (about 3 s to build and verify).
+_MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 310_000
+#: `_MOST_CORES`: max sets of hubs that shares may have; those nearest to all ranks are kept.
+#: `_MOST_ORDERS`: max orders of the dimensions that the first trees take.
+_MOST_CORES, _MOST_ORDERS = 64, 6
+#: Each number of shares is `_FINER` times the one before, up to `_MOST_SHARES`, until it does not pay. Up to
+#: `_FEW_SHARES`, a number after the one that does not pay is tried, too.
+_FINER, _FEW_SHARES, _MOST_SHARES = 4, 50, 1500
+#: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
+#: for each doubling of the number of transfers.
+_PAYS = 0.998
+#: Numbers of steps grow by the share `_GROWTH`, but at least by 1, until `_PATIENCE` in a row give no earlier
+#: finish.
+_GROWTH, _PATIENCE = 1 / 8, 2
+#: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones.
+_BRIEF, _LONG = 6, 24
+#: Sharpness of the smooth maximum over links in the first and the last sweep; times the mean time of a link's
+#: data in a step, it is a number.
+_SHARPNESS = 8.0, 60.0
+#: A link that both adds and copies in a step sends twice in it. The first sweeps ignore this, up to the share
+#: `_FREE`. Later sweeps count a latency more, and links are closed for the sends that take less time if these
+#: take less than `_CLASHES` latencies. None: all sweeps ignore it, as often other links of the step take as
+#: long. The first value serves to compare numbers of shares and steps.
+_FREE, _CLASHES = 0.4, (0.5, 1.5, None)
+#: `_TRIES`: changes tried with each tree in a sweep. `_OTHERS`: a share tries one of so many other cores.
+_TRIES, _OTHERS = 40, 5
+#: CPU seconds to compile the kernel, if that was not done before.
+_COMPILE_S = 8.0
+
+
+class TreeMix(NamedTuple):
+    """Mix of plans on a mesh: parts of the chunks follow images of the plans.
+
+    - `plans`: (sends of a plan, number of parts for each of its distinct images).
+    - `finish_us`: Finish, apart from the rounding of bytes.
+    """
+
+    plans: tuple[tuple[PlanSends, int], ...]
+    dims: Dimensions
+    finish_us: float
+
+    def __str__(self) -> str:
+        return f"a mix of {len(self.plans)} plans" if len(self.plans) > 1 else "one plan"
+
+    def groups(self) -> Iterator[tuple[PlanSends, list[Ints]]]:
+        """Yield (sends, permutations of the ranks) for each plan."""
+        for sends, number in self.plans:
+            yield sends, distinct_images(self.dims, sends) * number
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of the chunks."""
+        return sum(len(copies) for _, copies in self.groups())
+
+    def parts_per_chunk(self, problem: Problem) -> int:
+        """Least number of parts of each chunk with which all parts have equally many chunks."""
+        number = self.num_parts
+        return number // math.gcd(number, problem.collective.num_chunks)
+
+    def num_transfers(self, problem: Problem) -> int:
+        """Number of transfers in a problem: chunks times the mean number of transfers per chunk of a part."""
+        groups = [(len(sends[0]), len(copies)) for sends, copies in self.groups()]
+        each = sum(sends * copies for sends, copies in groups) / sum(copies for _, copies in groups)
+        return round(each * problem.collective.num_chunks)
+
+    def estimated_us(self, problem: Problem) -> float:
+        """Finish, apart from the rounding of bytes."""
+        return self.finish_us
+
+
+def soonest_plan(
+    problem: Problem,
+    dims: Dimensions,
+    *,
+    mixes: bool = True,
+    until: Deadline = NEVER,
+    most_transfers: float = math.inf,
+) -> PartPlan | None:
+    """Plan of hubs with the earliest estimated finish; None if there is none, or there are too many ranks.
+
+    - `mixes`: False for plans on tori only. Mixes on meshes need merged sends and chunks that may be cut.
+    - `until`, `most_transfers`: As for `soonest_mix`.
+    """
+    plan = soonest_hub_plan(problem, dims)
+    return plan or (soonest_mix(problem, dims, until, most_transfers) if mixes else None)
+
+
+def soonest_mix(
+    problem: Problem, dims: Dimensions, until: Deadline = NEVER, most_transfers: float = math.inf
+) -> TreeMix | None:
+    """Mix with the earliest finish.
+
+    None if some dimension is a ring, the mesh is too large, or there is no time to compile the kernel.
+
+    - `until`: Deadline after which the best mix so far is returned.
+    - `most_transfers`: Max transfers of the mix, unless even the coarsest mix has more.
+    """
+    if dims.num_ranks > _MOST_RANKS or len(dims) > _MOST_DIMENSIONS:
+        return None
+    if any(each.kind != "line" and each.size > 2 for each in dims):
+        return None
+    if not is_compiled(reassign) and until.left_s < _COMPILE_S * busy_factor():
+        return None
+    mixes = _mixes_of(problem.topology, dims, sum(problem.chunk_bytes), problem.collective.num_chunks)
+    return mixes.soonest(until, min(most_transfers, _MOST_TRANSFERS))
+
+
+def compile_mixes() -> None:
+    """Compile the kernels by running them once on two ranks."""
+    pair = mesh(2)
+    dims = grid_of(pair)
+    assert dims is not None, "a line is a mesh"
+    soonest_mix(make_problem(pair, "allreduce", size_bytes=2), dims)
+
+
+@cached
+def _mixes_of(topology: Topology, dims: Dimensions, num_bytes: int, num_chunks: int) -> _Mixes:
+    """Search for the best mix."""
+    return _Mixes(topology, dims, num_bytes, num_chunks)
+
+
+class _Found(NamedTuple):
+    """Shares with their trees, and their finish."""
+
+    finish_us: float
+    number: int
+    steps: int
+    clash: float | None
+    shares: Shares
+
+
+class _Mixes:
+    """Search for the best mix over the numbers of shares and steps. Later calls reuse what is complete.
+
+    - `num_bytes`, `num_chunks`: Total bytes of the sums, and number of their chunks.
+    """
+
+    def __init__(self, topology: Topology, dims: Dimensions, num_bytes: int, num_chunks: int) -> None:
+        self.dims, self.num_bytes, self.num_chunks = dims, num_bytes, num_chunks
+        table, sizes, axis = classes_of_links(topology, dims)
+        self.near, self.kind = _links_of_ranks(dims, table)
+        alpha = np.array([float(each.alpha_us) for each in dims])
+        beta = np.array([float(each.beta_us_per_mb) for each in dims]) * num_bytes / 1e6
+        #: Latency in us of each class of links, and us per send of all bytes over one of its links.
+        self.alpha, self.beta = alpha[axis], beta[axis] / sizes
+        #: Mean us per link of the data of all sends.
+        self.busy_us = 2 * (dims.num_ranks - 1) * float((self.beta * sizes).mean()) / int(sizes.sum())
+        self.cores, self.ends, self.least_steps = _cores(dims, self.near, self.kind)
+        self._found: dict[tuple[int, int, float | None, int], _Found | None] = {}
+
+    def soonest(self, until: Deadline, most_transfers: float) -> TreeMix | None:
+        """Best mix; None if even the coarsest one has too many chunks.
+
+        - `until`, `most_transfers`: As for `soonest_mix`.
+        """
+        best, late = None, 0
+        for number in self._numbers(most_transfers):
+            if best is not None and until.has_passed:
+                break
+            first = self.least_steps if best is None else best.steps - _added(best.steps)
+            found = self._over_steps(number, max(first, self.least_steps), until)
+            if found is None:
+                break
+            if best is None or found.finish_us < _PAYS ** math.log2(number / best.number) * best.finish_us:
+                best, late = found, 0
+            elif (late := late + 1) > 1 or number > _FEW_SHARES:
+                break
+        if best is None:
+            return None
+        number, steps = best.number, best.steps
+        for clash in _CLASHES[1:]:
+            best = self._sooner(best, number, steps, clash, _BRIEF, until)
+        return self._mix(self._sooner(best, number, steps, best.clash, _LONG, until))
+
+    def _numbers(self, most_transfers: float) -> Iterator[int]:
+        """Yield numbers of shares, each finer than the one before."""
+        num_images = len(images(self.dims))
+        least = self.num_chunks // math.gcd(self.num_chunks, num_images)
+        per_share = 2 * (self.dims.num_ranks - 1) * num_images
+        finest = min(most_transfers / per_share, self.num_bytes / num_images, _MOST_SHARES)
+        most = int(finest / least) * least
+        number = least
+        if number * per_share > _MOST_TRANSFERS or number * num_images > self.num_bytes:
+            return
+        yield number
+        while number < most:
+            number = min(number * _FINER, most)
+            yield number
+
+    def _over_steps(self, number: int, first: int, until: Deadline) -> _Found | None:
+        """Best of short searches over more and more steps."""
+        best, steps, late = None, first, 0
+        while late < _PATIENCE and (best is None or not until.has_passed):
+            found = self._searched(number, steps, _CLASHES[0], _BRIEF, until)
+            if found is not None and (best is None or found.finish_us < best.finish_us):
+                best, late = found, 0
+            elif best is not None:
+                late += 1
+            steps += _added(steps)
+        return best
+
+    def _sooner(
+        self, best: _Found, number: int, steps: int, clash: float | None, sweeps: int, until: Deadline
+    ) -> _Found:
+        """The better of `best` and another search, for which there may be no time."""
+        found = None if until.has_passed else self._searched(number, steps, clash, sweeps, until)
+        return best if found is None or found.finish_us >= best.finish_us else found
+
+    def _searched(
+        self, number: int, steps: int, clash: float | None, sweeps: int, until: Deadline
+    ) -> _Found | None:
+        """Trees of each share after some sweeps; None if the steps do not suffice.
+
+        A search that is cut off by the deadline is not kept for later calls.
+        """
+        key = number, steps, clash, sweeps
+        if key in self._found:
+            return self._found[key]
+        n, num_classes = len(self.near), len(self.alpha)
+        grid = Grid(self.near, self.kind, self.alpha, self.beta / number)
+        shares = Shares(
+            np.full(number, -1),
+            np.zeros(number, np.int64),
+            np.full((2, number, n), -1),
+            np.zeros((2, number, n), np.int64),
+            np.zeros((2, num_classes, steps), np.int64),
+            np.zeros((2, num_classes, steps), bool),
+            np.array([1], np.uint64),
+        )
+        low, high = _SHARPNESS
+        for sweep in range(sweeps):
+            sharp = low * (high / low) ** (sweep / (sweeps - 1)) * steps / self.busy_us
+            counts = clash is not None and sweep >= _FREE * sweeps
+            if counts:
+                fewer = shares.sends.argmin(axis=0) == np.arange(2)[:, None, None]
+                few_us = shares.sends.min(axis=0) * grid.beta[:, None]
+                shares.closed[:] |= fewer & (few_us > 0) & (few_us < clash * self.alpha[:, None])
+            if not reassign(grid, self.cores, shares, sharp, counts, _TRIES, _OTHERS):
+                self._found[key] = None
+                return None
+            if until.has_passed:
+                break
+        found = _Found(finish_us(grid, self.cores, shares, self.ends), number, steps, clash, shares)
+        if not until.has_passed:
+            self._found[key] = found
+        return found
+
+    def _mix(self, found: _Found) -> TreeMix:
+        """Mix of the plans of all shares; equal plans are merged."""
+        plans: dict[bytes, PlanSends] = {}
+        counts: Counter[bytes] = Counter()
+        for i in range(len(found.shares.core)):
+            sends = self._sends(found.shares, i)
+            key = np.stack(sends[:3]).tobytes()
+            plans[key] = sends
+            counts[key] += 1
+        num_images = len(images(self.dims))
+        numbers = [
+            (plans[key], count * num_images // len(distinct_images(self.dims, plans[key])))
+            for key, count in counts.items()
+        ]
+        least = math.gcd(*(number for _, number in numbers))
+        return TreeMix(tuple((plan, number // least) for plan, number in numbers), self.dims, found.finish_us)
+
+    def _sends(self, shares: Shares, i: int) -> PlanSends:
+        """Columns of the sends of a share, in the order of steps."""
+        rows: list[tuple[int, int, int]] = []
+        for half in range(2):
+            ranks = np.flatnonzero(shares.way[half, i] >= 0)
+            hubward = self.near[ranks, shares.way[half, i, ranks]]
+            src, dst = (ranks, hubward) if half == 0 else (hubward, ranks)
+            rows += zip(shares.step[half, i, ranks].tolist(), src.tolist(), dst.tolist(), strict=True)
+        core = int(shares.core[i])
+        used = np.flatnonzero(self.cores.kind[core] >= 0)
+        steps = int(shares.begin[i]) + self.cores.step[core, used]
+        rows += zip(steps.tolist(), *self.ends[core, used].T.tolist(), strict=True)
+        step, src, dst = np.array(sorted(rows), np.int64).reshape(-1, 3).T
+        has = np.eye(len(self.near), dtype=bool)
+        adds = np.empty((len(step), len(has)), bool)
+        for k in np.unique(step).tolist():
+            now = step == k
+            adds[now] = has[src[now]]
+            np.logical_or.at(has, dst[now], adds[now])
+        return step, src, dst, adds
+
+
+def _added(steps: int) -> int:
+    """Number of steps by which the next larger number of steps is larger."""
+    return max(1, int(_GROWTH * steps))
+
+
+def _links_of_ranks(dims: Dimensions, table: Ints) -> tuple[Ints, Ints]:
+    """(neighbours of each rank, classes of the links to and from them), as in `Grid`.
+
+    - `table`: Classes of links, as from `classes_of_links`.
+    """
+    n, ways = dims.num_ranks, 2 * len(dims)
+    near, kind = np.full((n, ways), -1), np.full((2, n, ways), -1)
+    for k, up in product(range(len(dims)), (0, 1)):
+        ranks = np.flatnonzero(table[k, up] >= 0)
+        other = ranks + (1 if up else -1) * dims.strides[k]
+        near[ranks, 2 * k + up] = other
+        kind[0, ranks, 2 * k + up] = table[k, up, ranks]
+        kind[1, ranks, 2 * k + up] = table[k, 1 - up, other]
+    return near, kind
+
+
+def _cores(dims: Dimensions, near: Ints, kind: Ints) -> tuple[Cores, Ints, int]:
+    """(cores, source and destination of each send of their exchanges, least number of steps of a share).
+
+    Hubs are one rank or two neighbours along each dimension. They exchange sums along one dimension after
+    another. Cores that are images of others are left out.
+
+    - `near`, `kind`: As in `Grid`.
+    """
+    blocks: dict[tuple[int, ...], tuple[int, tuple[int, ...], tuple[int, ...], list[int]]] = {}
+    copies = np.stack(images(dims))
+    for low, two in product(product(*map(range, dims.sizes)), product((0, 1), repeat=len(dims))):
+        high = [a + b for a, b in zip(low, two, strict=True)]
+        if any(b >= size for b, size in zip(high, dims.sizes, strict=True)):
+            continue
+        corners = product(*({a, b} for a, b in zip(low, high, strict=True)))
+        hubs = sorted(sum(x * y for x, y in zip(each, dims.strides, strict=True)) for each in corners)
+        reach = sum(max(a, size - 1 - b) for a, b, size in zip(low, high, dims.sizes, strict=True))
+        image = min(map(tuple, np.sort(copies[:, hubs]).tolist()))
+        blocks.setdefault(image, (2 * reach + sum(two), low, two, hubs))
+    every = sorted(blocks.values())[:_MOST_CORES]
+    digits, num, orders = dims.digits(np.arange(dims.num_ranks)), len(dims), _orders(len(dims))
+    way = np.full((len(every), len(orders), dims.num_ranks), -1)
+    sends = np.full((len(every), num * 2**num, 4), -1)  # class, step, source, destination
+    for core, (_, low, two, hubs) in enumerate(every):
+        for s, order in enumerate(orders):
+            for k in reversed(order):
+                way[core, s, digits[k] < low[k]] = 2 * k + 1
+                way[core, s, digits[k] > low[k] + two[k]] = 2 * k
+        for i, (step, hub) in enumerate(product(range(sum(two)), hubs)):
+            k = np.flatnonzero(two)[step]
+            to = 2 * k + int(digits[k, hub] == low[k])
+            sends[core, i] = kind[0, hub, to], step, hub, near[hub, to]
+    num_hubs = np.array([len(hubs) for *_, hubs in every])
+    length = np.array([sum(two) for _, _, two, _ in every])
+    kinds, steps = np.ascontiguousarray(np.moveaxis(sends[..., :2], 2, 0))
+    made = Cores(num_hubs, length, kinds, steps, way)
+    return made, np.ascontiguousarray(sends[..., 2:]), every[0][0]
+
+
+def _orders(num: int) -> Sequence[tuple[int, ...]]:
+    """Orders of dimensions: all if there are few, otherwise cyclic shifts."""
+    if math.factorial(num) <= _MOST_ORDERS:
+        return [*permutations(range(num))]
+    return [(*range(k, num), *range(k)) for k in range(num)]

@@ -1,0 +1,125 @@
+"""Allreduces on meshes by mixes of trees."""
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl._internal.deadline import Deadline
+from taccl.baselines import bucket, tree_mixes
+from taccl.baselines.hubs import HubPlan, hub_sends
+from taccl.baselines.mesh_images import classes_of_links
+from taccl.baselines.spread import cut_chunks, merging, without_sketch
+from taccl.baselines.tree_mixes import soonest_mix, soonest_plan
+from taccl.topology.recognise import grid_of
+
+
+def mix_of(sizes, num_bytes):
+    """(mix on a mesh, its schedule)."""
+    made = taccl.topologies.mesh(*sizes)
+    problem = taccl.make_problem(made, "allreduce", size_bytes=num_bytes)
+    mix = soonest_mix(problem, grid_of(made), most_transfers=40_000)
+    finer = merging(cut_chunks(without_sketch(problem), mix.parts_per_chunk(problem)))
+    found = hub_sends(finer, mix).schedule(finer, producer=str(mix))
+    assert found.num_transfers == mix.num_transfers(finer)
+    return mix, found
+
+
+def test_links_of_a_square_mesh_are_in_six_classes():
+    """On 4 x 4, links along a border and along an inner line each lead inwards, across the middle, or outwards."""
+    made = taccl.topologies.mesh(4, 4)
+    table, sizes, axis = classes_of_links(made, grid_of(made))
+    assert sizes.tolist() == [8] * 6 and len(axis) == 6
+    assert np.count_nonzero(table >= 0) == 48
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "num_bytes", "before_us"),
+    [
+        # Plans with hubs of each line took 5.74 us, and trees of any shape by linear programs 5.6 us.
+        ((4, 4), 64_000, 5.6),
+        # Plans with hubs of each line took 23.83 us, and trees of any shape by linear programs 23.06 us.
+        ((4, 4), 1_000_000, 23.0),
+        # Plans with hubs of each line took 16.57 us.
+        ((8, 8), 256_000, 15.8),
+    ],
+)
+def test_mixes_of_trees_finish_before_other_forms(sizes, num_bytes, before_us):
+    """A mix finishes as estimated, and the bucket algorithm takes it."""
+    mix, found = mix_of(sizes, num_bytes)
+    assert taccl.verify(found).ok
+    assert found.finish_us == pytest.approx(mix.finish_us, rel=0.002)
+    assert found.finish_us < before_us
+    problem = taccl.make_problem(taccl.topologies.mesh(*sizes), "allreduce", size_bytes=num_bytes)
+    assert bucket(problem).finish_us == found.finish_us
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 3), (2, 2, 3)])
+def test_plans_spread_every_contribution(sizes):
+    """Ranks send only what they have; in the end each has all contributions, and none has any twice."""
+    mix, _ = mix_of(sizes, 10_000)
+    for (step, src, dst, adds), _ in mix.plans:
+        has = np.eye(len(adds[0]), dtype=bool)
+        for k in np.unique(step):
+            before = has.copy()
+            for i in np.flatnonzero(step == k):
+                assert not (adds[i] & ~before[src[i]]).any()
+                assert adds[i].all() or not (adds[i] & has[dst[i]]).any()
+                has[dst[i]] |= adds[i]
+        assert has.all()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(3,), (4,), (2, 4), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3, 5), (2, 2, 3)))],
+)
+@pytest.mark.parametrize("num_bytes", [4_800, 480_000])
+def test_mixes_are_valid(sizes, num_bytes):
+    """Mixes on lines and on meshes of unlike sizes are valid, and finish no later than estimated."""
+    mix, found = mix_of(sizes, num_bytes)
+    assert taccl.verify(found).ok
+    assert found.finish_us == pytest.approx(mix.finish_us, rel=0.02)  # bytes are rounded
+
+
+@pytest.mark.slow
+def test_mixes_of_large_sums_have_many_steps():
+    """On a line of 3, 40 MB need 800 us. With at most 10 steps, plans take 887 us."""
+    mix, found = mix_of((3,), 40_000_000)
+    assert found.finish_us <= mix.finish_us * 1.0001 < 855
+
+
+def test_a_deadline_leaves_the_mixes_found_before_it():
+    """Without time, coarse shares with few steps are used; a later search finds better ones."""
+    made = taccl.topologies.mesh(3, 3)
+    problem = taccl.make_problem(made, "allreduce", size_bytes=288_000)
+    first = soonest_mix(problem, grid_of(made), Deadline.after(0))
+    assert soonest_mix(problem, grid_of(made)).finish_us < first.finish_us
+
+
+def test_no_mix_without_time_to_compile_its_kernel(monkeypatch):
+    """If the kernel is not compiled, a mix is made only if there is time for that."""
+    made = taccl.topologies.mesh(3)
+    problem = taccl.make_problem(made, "allreduce", size_bytes=3000)
+    monkeypatch.setattr(tree_mixes, "is_compiled", lambda kernel: False)
+    assert soonest_mix(problem, grid_of(made), Deadline.after(0)) is None
+    assert soonest_mix(problem, grid_of(made), Deadline.after(1000)) is not None
+
+
+def test_no_mix_on_tori_large_meshes_or_for_separate_sends():
+    """A torus has one plan of hubs; a mesh has none with separate sends, or with more than 256 ranks."""
+    problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=1000)
+    assert isinstance(soonest_plan(problem, grid_of(problem.topology)), HubPlan)
+    assert soonest_mix(problem, grid_of(problem.topology)) is None
+    for sizes, mixes in (((4, 4), False), ((16, 17), True)):
+        made = taccl.topologies.mesh(*sizes)
+        problem = taccl.make_problem(made, "allreduce", size_bytes=1000)
+        assert soonest_plan(problem, grid_of(made), mixes=mixes) is None
+
+
+def test_mixes_keep_within_a_number_of_transfers():
+    """A mix whose time for building is short has coarser shares, and finishes somewhat later."""
+    made = taccl.topologies.mesh(3)
+    problem = taccl.make_problem(made, "allreduce", size_bytes=5_000_000)
+    fine, coarse = (soonest_mix(problem, grid_of(made), most_transfers=most) for most in (10**6, 100))
+    assert coarse.num_parts < fine.num_parts and coarse.finish_us > fine.finish_us
+    assert 2 * 2 * np.lcm(coarse.num_parts, problem.collective.num_chunks) <= 100
