@@ -78,9 +78,10 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 _MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 2.0, 0.4, 4e-6, 0.6
 
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
-#: `_HUBS_SHARE`: max share of the time left for the search of its plans, before one is chosen and built.
-#: `_BUILD_SHARE`: share of the other time for building; it is less than 1, as linear programs end late.
-_HUBS_S_PER_TRANSFER, _HUBS_SHARE, _BUILD_SHARE = 1.5e-5, 0.6, 0.5
+#: `_MIX_SHARE`: share of the time left for mixes of trees on meshes, where they usually finish first.
+#: `_HUBS_SHARE`: max share of this time for the search of plans, before one is chosen and built.
+#: `_BUILD_SHARE`: share of the other time for building; it is less than 1, as sweeps of the search end late.
+_HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 1e-5, 0.7, 0.6, 0.8
 
 #: Max transfers of a baseline that is tried in finer chunks. Recursive doubling of 64 chunks
 #: among 64 ranks has this many, in 6 steps.
@@ -278,6 +279,8 @@ def offer_hubs(search: Search) -> Search | None:
     if dims is None or not (may_merge(problem) and sums_everywhere(problem)):
         return None
     plan, share = None, search.parameters.portfolio.best_share
+    if any(each.kind == "line" for each in dims):
+        share = max(share, _MIX_SHARE)
     until = search.deadline.sooner(for_baselines_s(search.deadline, share))
     rest_s = (1 - _HUBS_SHARE) * until.left_s
     with suppress(OutOfTime), until.enforced():
