@@ -111,7 +111,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         stated = {int(found[1]) for found in map(_NUM_RANKS.match, inits) if found}
         series = [series_of_run(run, where, collective, stated) for run in runs]
         forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED, **_FAILED}
-        notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
+        notes = [*_uneven(runs), *_doubtful(runs), *_unlisted(runs, series), *_merged(runs, series)]
         notes += dict.fromkeys(_by_place(runs, in_place=in_place))
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         others = "\n".join(line for line in raw if not is_debug(line))
@@ -188,6 +188,15 @@ def _doubtful(runs: Sequence[LogRun]) -> Iterable[str]:
     for hosts in dict.fromkeys(run.twice for run in runs if run.twice):
         listed = first_of([shown(host, 60) for host in hosts], 4)
         yield f"rank 0 is listed on {listed}: the runs are independent, as of nccl-tests built without MPI=1"
+
+
+def _unlisted(runs: Iterable[LogRun], series: Iterable[Series]) -> Iterable[str]:
+    """Notes on runs whose bandwidths contradict their list of devices, each distinct case once."""
+    pairs = [(max(run.hosts, default=-1), each.num_ranks) for run, each in zip(runs, series, strict=True)]
+    for last, num_ranks in dict.fromkeys(pairs):
+        if last >= 0 < num_ranks != last + 1:
+            said = f"busbw / algbw is that of {num_ranks} ranks, but the list of devices ends with rank"
+            yield f"{said} {last}; {num_ranks} are assumed"
 
 
 def _concluded(runs: Iterable[LogRun], where: str) -> Iterable[str]:

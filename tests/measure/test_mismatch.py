@@ -58,6 +58,13 @@ def test_unequal_nodes_are_named():
     assert notes == ("a.log: the nodes differ, with ranks 8 on a, 4 on b; the model takes nodes to be equal",)
 
 
+@pytest.mark.parametrize("num_listed", [1, 8, 24])
+def test_a_list_of_other_devices_is_noted(num_listed):
+    """Bandwidths of 16 ranks below a list of more or fewer devices are a contradiction, which is told."""
+    (note,) = _notes(_devices(*["a"] * num_listed) + table(ranks=16))
+    assert f"is that of 16 ranks, but the list of devices ends with rank {num_listed - 1}" in note
+
+
 def test_a_list_that_was_cut_off_is_not_unequal():
     """A device list that lacks rank 0 is incomplete, so its nodes are not reported as unequal."""
     listed = _devices(*["a"] * 8, *["b"] * 8).split("\n")
