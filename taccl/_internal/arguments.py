@@ -40,7 +40,7 @@ Size = int | float | str
 Seconds = float
 #: Annotation of finite numbers of seconds, at least 0, also as text such as ``"60s"``.
 Duration = float
-#: Annotation of finite shares, at least 0, also as text such as ``"1%"``.
+#: Annotation of finite shares, at least 0, also as text such as ``"1%"``; above 1 only as such text.
 Share = float
 #: Annotation of costs, given as a number or text, and passed on without rounding.
 Number = int | float | str | Fraction

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import numbers
@@ -21,6 +20,7 @@ from taccl._internal.units import exact, parse_size, parse_time_us
 from taccl.errors import InputError
 
 _MAX_WHOLE = 2**63 - 1
+_A_SHARE = "a share such as 0.01 or '1%'; above 1 with a percent sign"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +103,19 @@ def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
     return seconds
 
 
-def _share(value: Any, where: str) -> float:
-    share = value
-    if isinstance(value, str) and value.strip().endswith("%"):
-        with contextlib.suppress(ValueError):
-            share = float(value.strip()[:-1]) / 100
+def share(value: Any, where: str) -> float:
+    """Convert a share, such as 0.01 or ``"1%"``, or raise `InputError`.
+
+    A number above 1 without a percent sign is refused, as it is likely meant as a percentage.
+    """
+    text = value.strip() if isinstance(value, str) else ""
     try:
-        share = _finite(share, where)
-    except (InputError, OverflowError):
-        share = -1.0
-    if share < 0:
-        said = "expected a share of at least 0, such as 0.01 or '1%'"
-        raise InputError(f"found {quoted(value)}; {said}", where=where)
-    return share
+        found = _finite(float(text.removesuffix("%")) if text else value, where)
+    except (InputError, OverflowError, ValueError):
+        found = -1.0
+    if found < 0 or (found > 1 and not text.endswith("%")):
+        raise InputError(f"found {quoted(value)}; expected {_A_SHARE}", where=where)
+    return found / 100 if text.endswith("%") else found
 
 
 def _bytes(value: Any, where: str) -> int:
@@ -175,7 +175,7 @@ KINDS = {
     "Megabytes": Reader("a whole number of MB, or a size such as '4GB'", _megabytes, "number text"),
     "Seconds": Reader("a positive number of seconds", _seconds, "number text"),
     "Duration": Reader("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
-    "Share": Reader("a share of at least 0, such as 0.01 or '1%'", _share, "number text"),
+    "Share": Reader(_A_SHARE, share, "number text"),
     "float": Reader("a finite number", _finite, "number"),
     "Extended": Reader("a finite number, 'inf' or '-inf'", _extended, "number text"),
     "Fraction": Reader("a number that is not negative", _fraction, "number text"),

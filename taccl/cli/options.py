@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from taccl._internal.names import did_you_mean, matching
 from taccl._internal.units import parse_size, parse_sizes, parse_time_us
+from taccl._internal.value_readers import share as read_share
 from taccl.errors import InputError
 from taccl.problem import collectives
 from taccl.problem.collectives import ARGUMENTS, CollectiveArguments, argument_names
@@ -77,20 +78,25 @@ def several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     return lambda text: tuple(map(read, text.split(",")))
 
 
-def size(word: str) -> int:
-    """A size such as ``1MB`` in bytes, for argparse."""
-    try:
-        return parse_size(word)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(error.message) from None
+def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Make an argparse converter from a function of a word that raises `InputError`."""
+
+    def read(word: str) -> T:
+        try:
+            return parse(word)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(error.message) from None
+
+    return read
 
 
-def sizes(text: str) -> tuple[int, ...]:
-    """Sizes in bytes from a list or a range (`parse_sizes`), for argparse."""
-    try:
-        return parse_sizes(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(error.message) from None
+size, sizes = parsed(parse_size), parsed(parse_sizes)
+
+
+def share(word: str) -> str:
+    """Check a share such as ``1%``, for argparse. It stays text, as a number above 1 is no valid share."""
+    parsed(lambda text: read_share(text, "share"))(word)
+    return word
 
 
 def _collective(word: str, *more: str) -> str:

@@ -143,11 +143,11 @@ def synthesize(
         sums if that finishes first; ``"off"``: none; ``"only"``: all. The bound holds for what is allowed.
     until_gap : float, optional
         The search ends once ``result.gap`` is at most this, such as 0.01 or ``"1%"``, and
-        ``result.stopped`` says so.
+        ``result.stopped`` says so. Gaps above 1 are text, such as ``"250%"``.
     start : Schedule, optional
         A schedule of the problem, such as an earlier result, from which the search starts once it is
-        verified. If the problem leaves the number of chunks open, the number of this schedule is used. The
-        result finishes no later.
+        verified. If the problem leaves the number of chunks open, the search uses that of this schedule, but
+        baselines and spanning trees may have another. The result finishes no later.
 
     Returns
     -------

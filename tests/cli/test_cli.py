@@ -100,7 +100,7 @@ class TestSynthesize:
             "backend": "highs", "threads": 2, "seed": 7, "memory_limit_mb": 4000, "log": False,
             "progress": None, "sketch": "auto", "keep": "schedule", "spill_dir": None, "to_file": False,
             "parameters": taccl.SearchParameters(), "policy": "lp", "in_network": "auto", "idle_share": None,
-            "until_gap": 0.02, "start": None,
+            "until_gap": "2%", "start": None,
         }  # fmt: skip
 
     @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class TestUntilGap:
     def test_the_result_states_the_gap_that_ended_the_search(self):
         """The first schedule within the gap ends the search, and a note gives the figure."""
         problem = taccl.make_problem(taccl.topologies.dgx1(), "alltoall", size_bytes="8MB")
-        found = brief_synthesis(problem, until_gap=4)
+        found = brief_synthesis(problem, until_gap="400%")
         assert found.stopped == "gap met"
         assert 0 < found.gap <= 4
         assert "stopped at a gap of at most 400%, as requested" in found.notes
@@ -131,7 +131,7 @@ class TestUntilGap:
         """If chunks have release dates, the search that ignores these dates does not stop at `until_gap`; a
         note says so."""
         problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
-        found = greedy(problem, until_gap=4)
+        found = greedy(problem, until_gap="400%")
         assert found.stopped != "gap met"
         assert any("(400%) was ignored" in note for note in found.notes)
 
@@ -166,7 +166,7 @@ class TestUntilGap:
         values = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
         assert values["finish_us"] <= taccl.load(path).finish_us
         assert main([*words, "--until-gap", "-1%"]) == 2
-        assert "expected a gap such as 1% or 0.01" in capsys.readouterr().err
+        assert "expected a share such as 0.01 or '1%'" in capsys.readouterr().err
         assert main([*words, "--until-gap", "5"]) == 2
         assert "above 1 with a percent sign" in capsys.readouterr().err
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import sys
 import time
 from dataclasses import replace
@@ -25,7 +24,7 @@ from taccl.cli.options import (
     add_output,
     add_problem_options,
     option,
-    reader,
+    share,
     size,
     was_given,
 )
@@ -56,22 +55,6 @@ _WORTH_A_SEARCH = 0.1
 _OWN_FILE = argparse.Namespace(topology=None, chunk_size=None, time_unit_us=None)
 
 
-def _share(word: str) -> float:
-    """Parse a share such as ``0.01`` or ``1%``; ValueError for anything else.
-
-    A number above 1 without a percent sign is refused, as it is likely meant as a percentage.
-    """
-    share = float(word.removesuffix("%"))
-    if not word.endswith("%") and share > 1:
-        raise ValueError(word)
-    return share / 100 if word.endswith("%") else share
-
-
-_gap = reader(
-    _share, lambda gap: 0 <= gap < math.inf, "a gap such as 1% or 0.01; above 1 with a percent sign"
-)
-
-
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_problem_options(verb)
@@ -84,7 +67,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--summary", "keep only the figures of a large schedule")
     option(verb, "--spill DIR", "keep the columns of a large schedule on disk, in a new folder")
     add_options(verb, "--seed")
-    option(verb, "--until-gap G", "stop once the proven gap is at most this, e.g. 1%%", _gap)
+    option(verb, "--until-gap G", "stop once the proven gap is at most this, e.g. 1%%", share)
     option(verb, "--start FILE", "warm start from a schedule; the result finishes no later")
     option(verb, "--no-sketch", "do not try suggested sketches")
     help = "where sums are made: auto (default), off (ranks only) or only (switches only)"
