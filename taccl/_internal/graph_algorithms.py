@@ -91,11 +91,14 @@ def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:
     """
     if not len(src):
         return True
-    order = np.argsort(dst, kind="stable")
-    heads, first = np.unique(dst[order], return_index=True)
-    length = np.broadcast_to(length, len(src))[order]
+    length = np.broadcast_to(length, len(src))
+    if (dst[1:] < dst[:-1]).any():
+        order = np.argsort(dst, kind="stable")
+        src, dst, length = src[order], dst[order], length[order]
+    first = np.flatnonzero(np.diff(dst, prepend=-1))
+    heads = dst[first]
     for _ in range(_most_rounds(len(found) * len(src))):
-        reached = np.minimum.reduceat(found[:, src[order]] + length, first, axis=1)
+        reached = np.minimum.reduceat(found[:, src] + length, first, axis=1)
         if (reached >= found[:, heads]).all():
             return True
         found[:, heads] = np.minimum(found[:, heads], reached)

@@ -62,11 +62,13 @@ class Derivation:
 
 def in_turn(derivations: Sequence[Derivation], chunks: Sequence[Chunk]) -> tuple[Derivation, ...]:
     """Sort derivations so that each follows the derivation of its source chunk; omit cyclic derivations."""
+    if not derivations:
+        return ()
     makes: dict[int, list[Derivation]] = defaultdict(list)
     for each in derivations:
         makes[each.source].append(each)
     turn: list[Derivation] = []
-    there = [c for c, chunk in enumerate(chunks) if makes and chunk.origins]
+    there = [c for c, chunk in enumerate(chunks) if chunk.origins]
     for c in there:  # the list grows while it is read
         turn += makes[c]
         there += [each.chunk for each in makes.pop(c)]

@@ -218,6 +218,11 @@ class Collective:
         return RankSets.of([chunk.origins for chunk in self.chunks])
 
     @cached_property
+    def start_sets(self) -> RankSets:
+        """Distinct sets of ranks at which chunks start or are derived (`starts`)."""
+        return RankSets.of(self.starts) if self.derivations else self.origin_sets
+
+    @cached_property
     def destination_sets(self) -> RankSets:
         """Distinct sets of ranks at which chunks must end."""
         return RankSets.of([chunk.destinations for chunk in self.chunks])

@@ -135,7 +135,8 @@ def wide_links(topology: Topology) -> tuple[int, ...]:
         return wide_links(other)
     if (other := topology.cache.get(ALIKE)) is not None:
         return wide_links(other)
-    return tuple(e for e, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) > 2)
+    ends = zip(*columns_of(topology.links, 0, 1), strict=True)
+    return tuple(e for e, (srcs, dsts) in enumerate(ends) if len(srcs) + len(dsts) > 2)
 
 
 def read_columns(topology: Topology) -> None:

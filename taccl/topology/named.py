@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Number
+    from taccl.topology.parts import LinkCost
     from taccl.topology.topology import Topology
 
 MAX_NAMED_RANKS = 2**26
@@ -139,8 +141,12 @@ class NamedFabric:
         elif self.kind in ("multidim", "ring", "fully-connected"):
             add_dimensions(builder, self.axes, names=None if self.kind == "multidim" else {self.kind: ""})
         else:
-            for src, dst, axis in self._neighbours():
-                builder.add_link(src, dst, **self.axes[axis].link_cost._asdict())
+            known: dict[
+                LinkCost, LinkCost
+            ] = {}  # equal costs are one object, which `groupby` compares quickly
+            costs = [known.setdefault(each.link_cost, each.link_cost) for each in self.axes]
+            for cost, links in groupby(self._neighbours(), lambda link: costs[link[2]]):
+                builder.add_alike(((src, dst) for src, dst, _ in links), cost=cost)
         return builder.build()
 
     def _neighbours(self) -> Iterator[tuple[int, int, int]]:

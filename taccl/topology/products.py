@@ -203,8 +203,7 @@ def add_dimensions(
                 pairs = upwards + [(dst, src) for src, dst in upwards]
             else:
                 pairs = list(permutations(ranks, 2))
-            for src, dst in pairs:
-                builder.add_link(src, dst, **each.link_cost._asdict(), name=name)
+            builder.add_alike(pairs, cost=each.link_cost, name=name)
         stride *= each.size
 
 

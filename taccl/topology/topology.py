@@ -162,6 +162,8 @@ class Topology:
     @cached_property
     def internode_links(self) -> tuple[int, ...]:
         """Indices of the links between nodes."""
+        if self.num_nodes == 1:
+            return ()
         return tuple(link for link, (srcs, dsts) in enumerate(self.nodes_of_link) if srcs != dsts)
 
     def changed(self, **values: Any) -> Topology:

@@ -195,3 +195,19 @@ def test_many_ranks_have_a_bound_of_cuts_without_time(end_s):
     bound = lower_bound(problem, divisible=True, budget_s=0.0, limit_s=0.0, end_s=end_s)
     assert bound.check()
     assert bound.bound_us > 2 * 255 * 64 * 20 / 960
+
+
+def test_a_link_that_holds_a_resource_twice_counts_it_once():
+    """Of several holds of one resource by one link the last counts; the columns are sorted by link."""
+    builder = TopologyBuilder("bus", [0, 0, 0], alpha_meaning="pipelined")
+    bus = builder.add_resource("bus")
+    for src, dst in ((0, 1), (1, 2), (2, 0)):
+        link = builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=3)
+        builder.add_hold(link, bus, alpha_us=0, beta_us_per_mb=1)
+        builder.add_hold(link, bus, alpha_us=0, beta_us_per_mb=2, side="receive")
+    problem = make_problem(builder.build(), "allgather", chunk_bytes=MB)
+    volume = Volume(problem, divisible=False)
+    per_us = volume.ticks_scale * problem.costs.ticks_per_us
+    rows = list(zip(*(column.tolist() for column in volume.holds), strict=True))
+    assert rows == [(e, r, ticks * per_us) for e in range(3) for r, ticks in ((e + 1, 3), (0, 2))]
+    assert volume.held == [{r: ticks for link, r, ticks in rows if link == e} for e in range(3)]

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import taccl
 from taccl.errors import TopologyError
 from taccl.topology import products
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
 
 DIMS = st.lists(st.integers(1, 5), min_size=1, max_size=3).filter(lambda dims: 2 <= math.prod(dims) <= 40)
@@ -183,3 +185,32 @@ def test_pairs_of_all_ranks_of_a_ring_are_not_listed(monkeypatch):
     """A ring of 100,000 ranks has 200,000 links, but 10 billion pairs of ranks."""
     monkeypatch.setattr(products, "permutations", None)
     assert len(ring(8).links) == 16
+
+
+@pytest.mark.parametrize("name", [
+    "fully-connected:6", "ring:5", "mesh:3x2", "torus:2x3", "hypercube:3", "star:4", "multidim:ring3@50,switch2@25",
+])  # fmt: skip
+@pytest.mark.parametrize("alpha_meaning", ["occupies", "pipelined"])
+def test_links_of_fabrics_are_those_that_are_added_one_by_one(name, alpha_meaning):
+    """The links of a fabric are added together, and are those of a builder that adds them one by one."""
+    made = taccl.topologies.parse(name, alpha_meaning=alpha_meaning)
+    builder, place = TopologyBuilder(made.name, made.node_of_rank, alpha_meaning=alpha_meaning), {}
+    for index, link in enumerate(made.links):
+        costs = {"alpha_us": link.alpha_us, "beta_us_per_mb": link.beta_us_per_mb}
+        assert builder.add_link(link.src, link.dst, **costs, name=link.name) == index
+        own, *_ = made.holds_of_link[index]
+        place[own.resource] = index
+    alone = builder.build()
+    assert alone.links == made.links
+    names = [made.resources[resource].name for resource, _ in sorted(place.items(), key=lambda each: each[1])]
+    assert names == [each.name for each in alone.resources]
+    assert [made.holds_of_link[e][0][2:] for e in range(len(made.links))] == [
+        hold[2:] for hold in alone.holds
+    ]
+
+
+def test_large_fabrics_add_no_link_alone(monkeypatch):
+    """All links of a large fabric are added together, which takes a tenth of the time."""
+    monkeypatch.setattr(TopologyBuilder, "add_link", lambda *_, **__: pytest.fail("a link is added alone"))
+    for name, count in (("fully-connected:40", 1560), ("torus:8x8", 256), ("hypercube:6", 384)):
+        assert len(taccl.topologies.parse(name).links) == count

@@ -293,13 +293,14 @@ class _Borders:
         """
         least, left = np.zeros(self.num_resources, dtype=np.int64), crosses.copy()
         of_link = np.flatnonzero(left[self._column])
-        column, resource, ticks = self._column[of_link], self._resource[of_link], self._ticks[of_link]
+        column, ticks = self._column[of_link], self._ticks[of_link]
+        used, resource = np.unique(self._resource[of_link], return_inverse=True)
         work = 0
         while len(column) and work < _MOST_COVER:
             work += len(column)
-            longest = int(np.argmax(np.bincount(resource, ticks, minlength=self.num_resources)))
+            longest = int(np.argmax(np.bincount(resource, ticks, minlength=len(used))))
             own = resource == longest
-            least[longest] = ticks[own].min()
+            least[used[longest]] = ticks[own].min()
             left[column[own]] = False
             some = left[column]
             column, resource, ticks = column[some], resource[some], ticks[some]
@@ -346,12 +347,14 @@ def _priced(
     prices = [0] * len(least)
     for r, each in zip(resources.tolist(), ticks.tolist(), strict=True):
         prices[r] = max(1, round(scale / each))
-    paid = (sum(prices[r] * each for r, each in volume.held[e].items()) for e in entering.tolist())
-    charge = min(
-        (Fraction(each, n) for each, n in zip(paid, pairs.tolist(), strict=True)), default=Fraction(0)
-    )
     is_border = np.zeros(len(volume.problem.topology.links), dtype=bool)
     is_border[entering] = True
+    paid = dict.fromkeys(entering.tolist(), 0)
+    at = np.flatnonzero(is_border[volume.holds[0]])
+    for e, r, each in zip(*(column[at].tolist() for column in volume.holds), strict=True):
+        paid[e] += prices[r] * each
+    charges = (Fraction(each, n) for each, n in zip(paid.values(), pairs.tolist(), strict=True))
+    charge = min(charges, default=Fraction(0))
     idle = volume.heads_tails.idle(len(prices), is_border).tolist()
     rates = zip((price * volume.ticks_scale for price in prices), idle, strict=True)
     bound = least_time(rates, charge * volume.needed(parts))

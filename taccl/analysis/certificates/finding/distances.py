@@ -154,7 +154,7 @@ class Distances:
             times = self._times[links, units]
             found: NDArray[np.float64] = (times.T if backwards else times)[list(ranks)].min(axis=0)
             return found
-        arc, src, dst = self.arcs(links)
+        arc, src, dst = self._arcs_by(links, 1 if backwards else 2)
         costs = self.problem.costs
         length = (costs.link_alpha[arc] + units * costs.link_beta[arc]).astype(float)
         ends = (dst, src) if backwards else (src, dst)
@@ -164,6 +164,13 @@ class Distances:
     def arcs(self, number: int) -> Arcs:
         """(link, source, destination) columns of the set of links with this index; see `arcs_of`."""
         return arcs_of(self.problem, self._link_sets[number])
+
+    @cached
+    def _arcs_by(self, number: int, end: int) -> Arcs:
+        """Columns as in `arcs`, by source (`end` 1) or destination (2), as shortest paths need them."""
+        columns = self.arcs(number)
+        order = np.argsort(columns[end], kind="stable")
+        return columns[0][order], columns[1][order], columns[2][order]
 
     def links(self, number: int) -> tuple[int, ...]:
         """The links of the set with this index."""
@@ -263,7 +270,7 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
     """
     collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units
     sums = collective.sums_up
-    starts, ends = RankSets.of(collective.starts), collective.destination_sets
+    starts, ends = collective.start_sets, collective.destination_sets
     if collective.derivations:
         wanted = [set(chunk.destinations) for chunk in collective.chunks]
         for each in collective.derivations:
@@ -293,7 +300,9 @@ def _by_end(
     """
     units, size = np.unique(sizes, return_inverse=True)
     shape = (int(links.max(initial=0)) + 1, len(units), len(ends.sets), len(starts.sets))
-    codes = np.unique(np.ravel_multi_index((links, size, ends.of_chunk, starts.of_chunk), shape))
+    codes = np.ravel_multi_index((links, size, ends.of_chunk, starts.of_chunk), shape)
+    codes.sort()  # `numpy.unique` hashes the codes, which takes ten times as long if all differ
+    codes = codes[np.flatnonzero(np.diff(codes, prepend=-1))]
     *keys, start = np.unravel_index(codes, shape)
     is_new = np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0))[: len(codes)]
     first = np.flatnonzero(is_new)

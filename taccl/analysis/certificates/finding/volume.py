@@ -69,25 +69,37 @@ class Volume:
             self.ticks_scale = max(1, min(self.ticks_scale, of_beta, of_alpha))
 
     @cached_property
-    def held(self) -> list[dict[int, int]]:
-        """{resource: hold in ticks times `ticks_scale`} for every link, per chunk (or per unit of data)."""
-        holds, costs, clauses = hold_columns(self.problem.topology), self.problem.costs, self.problem.clauses
-        share = np.where(np.isin(holds.link, sorted(clauses.merging)), self.merged_piece, self.piece)
+    def holds(self) -> Arcs:
+        """(link, resource, hold in ticks times `ticks_scale` per chunk, or per unit of data) columns.
+
+        They are sorted by link. A link that holds a resource twice has one row, with the last of the holds.
+        """
+        columns, costs, clauses = (
+            hold_columns(self.problem.topology),
+            self.problem.costs,
+            self.problem.clauses,
+        )
+        share = np.where(np.isin(columns.link, sorted(clauses.merging)), self.merged_piece, self.piece)
         ticks = self.ticks_scale * costs.hold_beta * (costs.chunk_units[0] if self.by_chunk else 1)
         ticks = ticks + self.ticks_scale * costs.hold_alpha // share
-        table: list[dict[int, int]] = [{} for _ in self.problem.topology.links]
-        for link, resource, held in zip(
-            holds.link.tolist(), holds.resource.tolist(), ticks.tolist(), strict=True
-        ):
-            table[link][resource] = held
-        return table
+        order = np.argsort(columns.link, kind="stable")
+        link, resource, ticks = columns.link[order], columns.resource[order], ticks[order]
+        code = link * len(self.problem.topology.resources) + resource
+        _, last = np.unique(code[::-1], return_index=True)
+        if len(last) == len(code):
+            return link, resource, ticks
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        ticks = ticks[len(code) - 1 - last[which]]
+        first.sort()
+        return link[first], resource[first], ticks[first]
 
     @cached_property
-    def holds(self) -> Arcs:
-        """(link, resource, ticks) columns of all holds in `held`."""
-        found = [(e, r, ticks) for e, held in enumerate(self.held) for r, ticks in held.items()]
-        link, resource, ticks = np.array(found, dtype=np.int64).reshape(-1, 3).T
-        return link, resource, ticks
+    def held(self) -> list[dict[int, int]]:
+        """{resource: ticks as in `holds`} for every link."""
+        table: list[dict[int, int]] = [{} for _ in self.problem.topology.links]
+        for link, resource, ticks in zip(*(column.tolist() for column in self.holds), strict=True):
+            table[link][resource] = ticks
+        return table
 
     @cached_property
     def heads_tails(self) -> HeadsTails:
@@ -99,9 +111,9 @@ class Volume:
         """True if every usable link joins one rank to one rank."""
         return set(wide_links(self.problem.topology)).isdisjoint(self.problem.links_allowed)
 
-    @cached_property
+    @property
     def _starts(self) -> RankSets:
-        return RankSets.of(self.collective.starts)
+        return self.collective.start_sets
 
     def needed(self, parts: Sequence[frozenset[int]]) -> int:
         """Min volume of the sends that enter a set of ranks, or that pass between the parts of a partition.
@@ -219,7 +231,7 @@ def largest_piece(problem: Problem, *, divisible: bool) -> int:
     """
     units, collective = problem.costs.chunk_units, problem.collective
     if divisible and len(units):
-        both = RankSets.of(collective.starts), collective.destination_sets
+        both = collective.start_sets, collective.destination_sets
         start, end = map(_equal_sets, both)
         _, kind = np.unique(start * (end.max() + 1) + end, return_inverse=True)
         joined = np.zeros(kind.max() + 1, np.int64)
