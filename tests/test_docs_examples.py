@@ -45,13 +45,16 @@ SHORT = taccl.SearchParameters.from_dict(
 BOUND_SECONDS = 0.02
 #: {text of examples: text of a smaller case that is run instead}; tests in tests/synthesis run large ones.
 SMALLER = {
-    "100x100x100": "20x20x20",
+    "100x100x100": "10x10x10",
     "mesh:32x32": "mesh:8x8",
     "mesh(24, 24)": "mesh(8, 8)",
     "mesh(25, 25)": "mesh(8, 8)",
     "allgather(625)": "allgather(64)",
     "--nodes 8": "--nodes 2",
-    "probe -n 4": "probe -n 2",  # each rank is a process
+    # Each rank is a process.
+    "probe -n 4": "probe -n 2",
+    "ring:4 --collective allreduce --size 1MB -o ring.json": "ring:2 --collective allreduce --size 1MB -o ring.json",
+    "--timeout-s 1": "--timeout-s 0.3",
 }
 
 _FENCE = re.compile(
@@ -145,7 +148,7 @@ def run_command(command, where, capsys):
     promised = _EXITS.search(command)
     command = smaller(command)
     command = re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command)
-    command = re.sub(r"--step-s \S+", f"--step-s {MOST_SECONDS}", command)
+    command = re.sub(r"(--step-s |step_s=)\S+", rf"\g<1>{MOST_SECONDS}", command)
     # Named solvers would use their whole time limit.
     command = re.sub(r"^(taccl (?:compare|sweep) .*)--time-limit \S+", r"\1", command)
     command = re.sub(r"^taccl (compare|sweep)", rf"taccl \1 --time-limit {MOST_SECONDS}", command)
