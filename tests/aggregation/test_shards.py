@@ -130,9 +130,9 @@ def test_shards_make_an_exchange():
 
 @pytest.mark.slow
 def test_an_exchange_without_a_chunk_count_is_cut_until_it_is_near_its_bound():
-    """If no number of chunks is given, an exchange of 10 MB between 8 workers and ten cards is cut finely
+    """If no number of chunks is given, an exchange of 10 MB between four workers and five cards is cut finely
     enough to finish within 5 % of its bound, 805 us."""
-    problem = make_problem(rack(8, 10), exchange(8, 10, update_us_per_mb=2), size_bytes=10_000_000)
+    problem = make_problem(rack(4, 5), exchange(4, 5, update_us_per_mb=2), size_bytes=10_000_000)
     found = synthesize(problem)
     assert found.schedule.problem.collective.chunks_per_rank > 1
     assert found.finish_us < 1.05 * 805

@@ -133,13 +133,13 @@ def test_transfers_start_in_order():
 
 
 @pytest.mark.slow
-def test_a_million_ranks_are_iterated_lazily():
-    """The first and middle of 10**12 transfers are read lazily."""
-    schedule = translate(translations_of_fabric(parse_named("ring:1000000", **COSTS)), chunk_bytes=1000)
-    assert schedule.num_transfers == 999_999 * 10**6
+def test_many_ranks_are_iterated_lazily():
+    """The first and middle of 10**10 transfers are read lazily."""
+    schedule = translate(translations_of_fabric(parse_named("ring:100000", **COSTS)), chunk_bytes=1000)
+    assert schedule.num_transfers == 99_999 * 10**5
     assert [t.src for t in islice(schedule, 3)] == [0, 1, 2]
-    middle = schedule[5 * 10**11 + 7]
-    assert (middle.dst - middle.src) % 10**6 in (1, 10**6 - 1)
+    middle = schedule[5 * 10**9 + 7]
+    assert (middle.dst - middle.src) % 10**5 in (1, 10**5 - 1)
 
 
 def test_expansion_is_the_same_schedule():
