@@ -27,6 +27,7 @@ from taccl.errors import ExportError, FormatError, InputError
 #: Maximum file size; a sketch has kilobytes.
 MAX_FILE_BYTES = 16 * 10**6
 _PIECE_BYTES = 1 << 20
+REPLACED = "\ufffd"  #: Character in place of bytes that are not UTF-8 text.
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 #: Max nesting of tables: our files have ten levels or fewer; Python's recursion limit is near 1000.
@@ -73,8 +74,12 @@ def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) 
     return data
 
 
-def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> str:
+def read_text(
+    path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES, *, replaces: bool = False
+) -> str:
     """Text of a UTF-8 file, without a byte order mark. Raises `FormatError` for other files.
+
+    - `replaces`: True to read bytes that are not UTF-8 as `REPLACED`, as in logs, whose figures are ASCII.
 
     If each line is a string in JSON, as loggers of containers store text, the strings are the text.
     """
@@ -86,7 +91,7 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
     if b"\0" in data:
         raise FormatError("found binary data; expected UTF-8 text; check the path", where=where)
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig", "replace" if replaces else "strict")
     except UnicodeDecodeError as error:
         raise FormatError(
             f"found bytes that are not UTF-8 text, at byte {error.start}; save the file as UTF-8", where=where

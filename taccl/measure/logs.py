@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from taccl._internal.file_kinds import LOGS, kinds_in, unquoted
 from taccl._internal.names import first_of, shown
-from taccl._internal.reading import read_text, reads
+from taccl._internal.reading import REPLACED, read_text, reads
 from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError
 from taccl.measure.broken_rows import rows_without_debug, whole_rows
@@ -86,7 +86,10 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
     identified.
     """
     return log_of_text(
-        read_text(path, _MAX_FILE_BYTES), os.fspath(path), collective=collective, in_place=in_place
+        read_text(path, _MAX_FILE_BYTES, replaces=True),
+        os.fspath(path),
+        collective=collective,
+        in_place=in_place,
     )
 
 
@@ -116,6 +119,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         others = "\n".join(line for line in raw if not is_debug(line))
         notes += [said for said, form in forms.items() if form.search(others)]
+    notes += ["the file has bytes that are not UTF-8 text, which are passed over"] * (REPLACED in text)
     if not series:
         title = _TITLE.search(text)
         told = f" of {shown(repr(title[1].strip()), 90)}" if title else ""

@@ -146,6 +146,15 @@ def test_two_rows_on_a_line_are_left_out(read):
     assert not any("wrong" in note for note in found.notes)
 
 
+def test_bytes_that_are_no_text_are_passed_over(tmp_path):
+    """A log with a degree sign in Latin-1, or cut within a character, is read, and a note says so."""
+    path = tmp_path / "a.log"
+    path.write_bytes(b"45 \xb0C\n" + table().encode() + "✓".encode()[:2])
+    found = read_log(path)
+    assert found.series[0].size_bytes == SIZES
+    assert found.notes == ("the file has bytes that are not UTF-8 text, which are passed over",)
+
+
 def test_html_of_a_page_is_removed(read):
     """A log keeps its rows and its header if a page adds tags and character references."""
     text = f"[1,0]<stdout>: # all_reduce_perf\n{table()}"
