@@ -173,6 +173,7 @@ TEXTS = {
 
 #: {kind of file: minimal JSON or TOML text with the fields that identify the kind}.
 FIELDS = {
+    "graph of networkx in JSON": '{"directed": true, "multigraph": false, "graph": {}, "nodes": [{"id": 0}], "links": []}',
     "schedule": '{"format": "taccl-schedule"}',
     "plan": '{"format": "taccl-plan", "version": 1}',
     "probe": '{"format": "taccl-probe"}',

@@ -56,6 +56,7 @@ _MARKS: dict[str, dict[str, str | None]] = {
     "rank table of HCCL": {"server_count": None, "server_list": None},
     "network of ASTRA-sim's first version": {"topologies-per-dim": None},
     "answer of a verb with --json": {"finish_us": None, "digest": None},
+    "graph of networkx in JSON": {"directed": None, "multigraph": None, "nodes": None},
 }
 #: {kind: top-level fields}; a file that has any of the fields is of the kind.
 _FIELDS = {
@@ -108,6 +109,9 @@ _ADVICE = {
     "memory file of ASTRA-sim": unsupported("give the network file in YAML"),
     "network of ASTRA-sim's first version": unsupported("write it in YAML, as the page on formats shows"),
     "answer of a verb with --json": "it has figures but no sends; write the schedule with -o",
+    "graph of networkx in JSON": unsupported(
+        "taccl.topologies.from_networkx makes a topology of the graph that networkx.node_link_graph reads"
+    ),
     "topology": SHOW,
     "sketch": SHOW,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from itertools import product
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -52,6 +53,8 @@ _GB_PER_S: dict[str, float] = {
     for binary in ("i", "")[not prefix :]
     for of in "bB"
 }
+#: GB/s of units of bits per second.
+_BITS = frozenset(rate for unit, rate in _GB_PER_S.items() if unit.endswith("b"))
 
 
 class Columns(NamedTuple):
@@ -109,10 +112,15 @@ class Columns(NamedTuple):
         algbw, busbw = found.get("algbw", found.get("rate", 0.0)), found.get("busbw", 0.0)
         is_bus = not {"time", "algbw", "rate"} & set(found)
         rate = busbw if is_bus else algbw
+        # Authors of tables write Gbps for GB/s as well; a time beside a rate shows which is meant.
+        is_in_bits = self.places.get("algbw", (0, 0.0))[1] in _BITS
         rows = []
-        for size in sizes_of(cells[0].split()[-1] if cells[0] else "", self.size_unit):
+        for times, size in product(
+            (1, 8) if is_in_bits and "time" in found else (1,),
+            sizes_of(cells[0].split()[-1] if cells[0] else "", self.size_unit),
+        ):
             stated_us = size / rate / 1000 if rate > 0 else 0.0
-            made = row_of(size, found.get("time", stated_us), algbw or None, busbw, None)
+            made = row_of(size, found.get("time", stated_us), times * algbw or None, times * busbw, None)
             rows.append(made._replace(is_bus=is_bus))
         best = best_row(rows, where)
         if best is None or not self.is_by_name:

@@ -570,6 +570,14 @@ def test_tables_with_a_header_of_their_own_are_read(read, head, rows):
     assert found.times_us == pytest.approx((83.89, 125.83), rel=1e-3)
 
 
+@pytest.mark.parametrize(("algbw", "busbw"), [(500.0, 875.0), (4000.0, 7000.0)])
+def test_gbps_beside_times_are_bits_or_bytes(read, algbw, busbw):
+    """A table of 2 us for 1 MB is at 500 GB/s, whether its column in Gbps has bytes or bits."""
+    found = read(f"size_bytes,time_us,algbw_gbps,busbw_gbps\n1000000,2.0,{algbw},{busbw}\n", "allreduce")
+    assert found.series[0].times_us == (2.0,)
+    assert found.series[0].num_ranks == 8
+
+
 def test_an_assumed_unit_is_said(read):
     """A note names the unit of times or rates that no header and no cell names."""
     said = "figures are assumed to be in {}, as the header of their table names no unit"
