@@ -47,7 +47,7 @@ _ADDED = 1.2
 
 @checked
 def diagnose(
-    logs: Sequence[str | os.PathLike[str]], topology: Topology | str | None = None, *,
+    logs: Sequence[str | os.PathLike[str]], topology: Topology | str | os.PathLike[str] | None = None, *,
     nodes: Count | None = None, profile: str | None = None, collective: str | None = None,
     in_place: bool = False, ranks: Sequence[int] | None = None, without_ranks: Sequence[int] = (),
     gains: bool = True, time_limit_s: Seconds = 20.0,
@@ -59,7 +59,7 @@ def diagnose(
     logs : sequence of str or path
         Paths of logs of one machine, as `taccl.fit` reads them. Logs of perftest (`ib_write_bw`), one for
         each NIC, tell slow NICs from unused ones.
-    topology : Topology or str, optional
+    topology : Topology, str or path, optional
         A topology, a topology file, or a name such as ``"dgx-h100"``; by default the machine with the GPUs
         that a log names.
     nodes : int, optional
@@ -91,6 +91,7 @@ def diagnose(
     InputError
         If the machine is unknown, or has other ranks than a log.
     """
+    topology = os.fspath(topology) if isinstance(topology, os.PathLike) else topology
     machine = Machine(topology, nodes, profile, ranks, without_ranks)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericsWarning)  # rounding is far below the noise of measurements

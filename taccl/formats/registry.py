@@ -10,7 +10,8 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from taccl._internal.arguments import checked
-from taccl._internal.names import did_you_mean
+from taccl._internal.file_kinds import a
+from taccl._internal.names import did_you_mean, quoted
 from taccl._internal.reading import kinds_of
 from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
 from taccl.formats.detection import format_of_content, readable, writable
@@ -20,6 +21,7 @@ from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
 from taccl.program.program import Program
 from taccl.program.runtimes import USUALLY_IN_PLACE
 from taccl.sketch.upstream import load_upstream_topology
+from taccl.synthesis.result import Result
 from taccl.topology.files import load_topology as load_own_topology
 from taccl.topology.topology import Topology
 
@@ -47,7 +49,7 @@ def write(
     Parameters
     ----------
     schedule : object
-        The object to write.
+        The object to write; of a result, its schedule.
     path : path
         Path of the file, or a prefix for formats with a file per rank.
     format : str, optional
@@ -70,6 +72,7 @@ def write(
     ExportError
         If the format cannot hold this particular schedule.
     """
+    schedule = schedule.schedule if isinstance(schedule, Result) else schedule
     kind = _kind(schedule)
     target = for_kind(writable(path, format), kind, path if format is None else None)
     return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)[0]
@@ -204,7 +207,7 @@ def _kind(thing: object) -> str:
     for kind, name in KINDS.items():
         if isinstance(thing, resolve_name(name)):
             return kind
-    raise InputError(f"found a {type(thing).__name__}; expected a {' or a '.join(KINDS)}", where="schedule")
+    raise InputError(f"found {quoted(thing)}; expected {' or '.join(map(a, KINDS))}", where="schedule")
 
 
 def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -61,7 +62,10 @@ def find_machine(name: str) -> Machine:
         machine = ""
     if machine not in known:
         said = f"found {shown(repr(name), 200)}; expected a machine model, by name: {', '.join(known)}"
-        raise InputError(f"{said}{did_you_mean(name, known)}", where="topology")
+        near = did_you_mean(name, known)
+        if os.path.isfile(name):
+            near = "; for a file give the topology that taccl.topologies.load makes of it"
+        raise InputError(f"{said}{near}", where="topology")
     found, nvls = machine_of(parse(machine, nodes=2, profile="nominal")), SHAPES[machine].nvls
     return found._replace(nvls_share=float(SWITCHES[nvls].efficiency)) if nvls else found
 

@@ -803,6 +803,16 @@ def test_unknown_gpus_ask_for_a_topology(log):
     assert set(re.findall("output of `[^`]+`", str(refused.value))).isdisjoint(unread)
 
 
+def test_a_topology_may_be_a_path_object(log, tmp_path):
+    """A topology file is given by a path object or by its text."""
+    taccl.write(taccl.topologies.dgx_h100(), tmp_path / "here.toml")
+    found = [
+        taccl.diagnose([log(node_log(300.0))], path, time_limit_s=1, gains=False).series[0].verdict
+        for path in (tmp_path / "here.toml", str(tmp_path / "here.toml"))
+    ]
+    assert found[0] == found[1]
+
+
 def test_partitions_of_gpus_have_no_machine(log):
     """Partitions (MIG) are not judged as the whole GPUs, whose NVLinks they lack."""
     gpu = "NVIDIA A100-SXM4-80GB MIG 3g.40gb"

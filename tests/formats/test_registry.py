@@ -17,7 +17,7 @@ from taccl.formats.detection import format_named, format_of_content, format_of_n
 from taccl.formats.registry import convert, options_of, read, write
 from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
 from taccl.problem.making import make_problem
-from tests.effort import cpu_s, first_schedule
+from tests.effort import brief_synthesis, cpu_s, first_schedule
 from tests.foreign import OURS, foreign_files
 
 NAMES = [each.name for each in FORMATS]
@@ -222,8 +222,18 @@ def test_simulation_is_the_schedule_that_it_makes(tmp_path, schedule):
         write(taccl.simulate(schedule, tiles=3), tmp_path / "x.trace.json")
 
 
+def test_a_result_is_written_as_its_schedule(tmp_path, schedule):
+    """Of a result of a search, the schedule is written."""
+    result = brief_synthesis(schedule.problem)
+    write(result, tmp_path / "x.csv")
+    write(result.schedule, tmp_path / "y.csv")
+    assert (tmp_path / "x.csv").read_text() == (tmp_path / "y.csv").read_text()
+
+
 def test_other_things_are_refused(tmp_path, schedule):
-    """A problem or topology is refused for a table of transfers."""
+    """A problem or topology is refused for a table of transfers, and other objects for any file."""
+    with pytest.raises(InputError, match="found 3; expected a schedule or an implicit schedule or a sim"):
+        write(3, tmp_path / "x.csv")
     with pytest.raises(InputError, match="found csv, which cannot hold a problem"):
         write(schedule.problem, tmp_path / "x.csv")
     with pytest.raises(

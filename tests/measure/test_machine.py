@@ -82,6 +82,13 @@ def test_only_machine_models_are_fitted(name):
     assert "ring:8" not in str(caught.value)
 
 
+def test_a_file_is_to_be_loaded_first(tmp_path):
+    """A file that is given by its path in place of a machine is refused, with the function that reads it."""
+    (tmp_path / "links.toml").touch()
+    with pytest.raises(InputError, match="for a file give the topology that taccl.topologies.load makes"):
+        find_machine(str(tmp_path / "links.toml"))
+
+
 def test_pcie_boards_among_others_are_mixed():
     """One H100 PCIe among boards with NVLink makes a log of mixed GPUs, as links differ; memory sizes do not."""
     mixed = Log("a.log", (), frozenset({"NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"}), (), ())
