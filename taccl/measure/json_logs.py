@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,19 @@ _OF_RUN = ("numcycle", "name", "type", "redop", "ranks")
 _OF_ROW = {"name", "size", "type", "redop", "inplace", "time", "algbw", "busbw"}
 
 
+#: Line in place of the part that a file lacks, as the test writes its rows one by one and was ended.
+CUT_OFF = "# JSON is cut off here"
+#: Characters that open or close objects and lists; or a whole string, which may contain them.
+_BRACKETS = re.compile(r"[\[\]{}]|\"(?:[^\"\\]|\\.)*+\"")
+
+
 def printed(text: str) -> str:
     """Text that nccl-tests or rccl-tests prints, if `text` is what it writes to a file; else `text`."""
     found = [each for each in _objects(text) if isinstance(each.get("results"), list)]
     lines = [line for each in found for line in _lines(each)] or list(_lines_of_records(_records(text)))
+    if not lines and '"results"' in text and (closed := _closed(text)):
+        found = [each for each in _objects(closed) if isinstance(each.get("results"), list)]
+        lines = [*(line for each in found for line in _lines(each)), CUT_OFF] if found else []
     return "\n".join(lines) or text
 
 
@@ -89,15 +99,32 @@ def _number(value: object) -> float:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects at the beginning of a text."""
+    """Yield the JSON objects at the beginning of a text, and those of a list there."""
     decoder, rest = json.JSONDecoder(), text.lstrip()
-    while rest.startswith("{"):
+    while rest.startswith(("{", "[")):
         try:
             found, end = decoder.raw_decode(rest)
         except (ValueError, RecursionError):
             return
-        yield found
+        yield from (
+            each for each in (found if isinstance(found, list) else [found]) if isinstance(each, dict)
+        )
         rest = rest[end:].lstrip()
+
+
+def _closed(text: str) -> str:
+    """JSON that ends early, cut behind its last whole object and closed there; empty if it has none."""
+    closers: list[str] = []
+    end, left = 0, ""
+    for part in _BRACKETS.finditer(text):
+        if part[0] in ("{", "["):
+            closers.append("}" if part[0] == "{" else "]")
+        elif part[0] in ("}", "]"):
+            if not closers or closers.pop() != part[0]:
+                return ""
+            if part[0] == "}" and closers:
+                end, left = part.end(), "".join(reversed(closers))
+    return f"{text[:end]}{left}" if closers and end else ""
 
 
 def _lines(run: dict[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError
 from taccl.measure.broken_rows import rows_without_debug, whole_rows
 from taccl.measure.debug_lines import debug_facts, is_debug
-from taccl.measure.json_logs import printed
+from taccl.measure.json_logs import CUT_OFF, printed
 from taccl.measure.log_runs import CPU_TIME, DEVICE, TIMES_IN_MS, LogRun, runs_in
 from taccl.measure.rows import plain
 from taccl.measure.run_reports import run_reports, series_of_reports
@@ -69,6 +69,8 @@ _FAILED = {
         r"(?m)^[ \t|]*\d[\d.]*(?: ?[KMG]i?B)?(?:[ \t|]+[\d.]+){1,20}[ \t|]+(?:Fail|FAIL)\b"
     ),
 }
+#: {note: pattern of the line in place of the rest of JSON output}.
+_CUT_OFF = {"its JSON is cut off, so rows may be missing": re.compile(rf"(?m)^{re.escape(CUT_OFF)}$")}
 #: Logs have times in place and out of place, of which one kind is read. If the time of the other kind at the
 #: largest size is at most this share of the time that is read, a note says so.
 _OTHER_FASTER = 0.9
@@ -113,7 +115,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         inits = (line for line in lines if " comm " in line and "anks " in line)
         stated = {int(found[1]) for found in map(_NUM_RANKS.match, inits) if found}
         series = [series_of_run(run, where, collective, stated) for run in runs]
-        forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED, **_FAILED}
+        forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED, **_FAILED, **_CUT_OFF}
         notes = [*_uneven(runs), *_doubtful(runs), *_unlisted(runs, series), *_merged(runs, series)]
         notes += dict.fromkeys(_by_place(runs, in_place=in_place))
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))

@@ -54,6 +54,27 @@ def test_several_runs_in_one_file_are_read():
     assert [each.num_ranks for each in log_of_text(text, "a.json").series] == [4, 8]
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(("end", "num_sizes"), [('"in_place"', 3), ('"bus_bw"', 2), ('"average', 3)])
+def test_rows_of_a_run_that_was_ended_are_read(indent, end, num_sizes):
+    """nccl-tests writes rows one by one: those whose times are whole are read if the file ends early.
+
+    The file ends within the last row before or behind the results out of place, or behind all rows.
+    """
+    text = json.dumps(run(average_bus_bandwidth={"bandwidth": 1}), indent=indent)
+    place = text.rindex('"out_of_place"') if end == '"bus_bw"' else 0
+    cut = text[: text.index(end, place) if place else text.rindex(end)]
+    found = log_of_text(cut, "a.json")
+    assert found.series[0].size_bytes == SIZES[:num_sizes]
+    assert "its JSON is cut off, so rows may be missing" in found.notes
+
+
+def test_runs_in_a_list_are_read():
+    """Tools that collect the JSON of several runs put them into a list."""
+    text = json.dumps([run(), run(8)])
+    assert [each.num_ranks for each in log_of_text(text, "a.json").series] == [4, 8]
+
+
 def test_times_of_the_cpu_are_noted():
     """With -C the JSON has CPU times, so times follow from bandwidths."""
     assert any("of the CPU" in note for note in log_of_text(json.dumps(run(time="cpu_time")), "a").notes)
