@@ -334,6 +334,17 @@ def test_reserved_time_that_is_not_needed_returns_to_the_steps_left_out(
         assert found_s == pytest.approx([left_s], abs=1) and not late
 
 
+@pytest.mark.slow
+def test_a_baseline_that_meets_the_bound_ends_the_search():
+    """An allreduce on a ring for which a baseline is optimal: its phases, which take longer, are not searched."""
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allreduce", size_bytes="1MB", chunks_per_rank=1)
+    result = brief_synthesis(problem)
+    assert result.stopped == "bound met"
+    assert result.schedule.finish == taccl.baselines.best(problem).finish
+    names = [stage.name for stage in result.stages]
+    assert "bound" in names and not any("phases" in name or ": " in name for name in names)
+
+
 def test_a_reason_to_skip_is_a_row(problem):
     """A skipped proposer is not called, and its stage gives the reason."""
     search = Search(problem, Options(), Deadline.after(1000))

@@ -121,7 +121,8 @@ class TestRepr:
         )
         assert facts["schedule"].strip() == "12 transfers in 12 sends, verified"
         found = re.fullmatch(
-            r"list scheduler, after ([0-9.]+) of ([0-9.]+) s, seed 3", facts["found by"].strip()
+            rf"{re.escape(result.schedule.producer)}, after ([0-9.]+) of ([0-9.]+) s, seed 3",
+            facts["found by"].strip(),
         )
         assert found and 0 <= float(found[1]) <= float(found[2])
         assert result.found_s == pytest.approx(float(found[1]), abs=0.006)

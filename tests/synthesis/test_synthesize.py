@@ -207,10 +207,13 @@ class TestBackends:
         assert all(each.message.startswith("too little time to read ") for each in skipped)
 
     def test_auto_stops_at_the_bound(self):
-        """Allgather on a ring of 4 takes 3 sends per rank over 2 links of 2 us: 4 us, and no solver runs."""
+        """Allgather on a ring of 4 takes 3 sends per rank over 2 links of 2 us: 4 us, as a baseline does.
+
+        No stage runs after the bound.
+        """
         result = brief_synthesis(problem_of(ring(4), collectives.allgather(4)))
         assert (result.finish_us, result.stopped) == (4, "bound met")
-        assert stage_names(result)[-1] == "greedy"
+        assert stage_names(result)[-1] == "bound"
 
     @pytest.mark.slow
     def test_one_after_another_in_one_process(self):
@@ -645,7 +648,7 @@ class TestCtrlC:
         routings = [each.status for each in result.stages if each.name == "routing"]
         assert routings[-1] in ("interrupted", "no-solution")  # the solver may end by itself at that moment
 
-    def test_while_the_best_is_verified(self, monkeypatch):
+    def test_while_the_best_is_verified(self, monkeypatch, loose_bound):
         """Interrupted during the last verification, the result is verified again and returned."""
         whole, times = searching.verify, []
 
@@ -781,7 +784,10 @@ def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
 def test_each_is_worked_out_once(collective, monkeypatch):
-    """The choice of search, the whole problem's bound, and the final verification are computed once each."""
+    """The choice of search and the whole problem's bound are computed once each.
+
+    The baseline that meets the bound was verified when it was proposed, and is not verified again.
+    """
     counts = Counter()
     for module, name in ((synthesizing, "choose"), (bounding, "lower_bound"), (checking, "check_reachable")):
         asked = getattr(module, name)
@@ -797,7 +803,7 @@ def test_each_is_worked_out_once(collective, monkeypatch):
     assert brief_synthesis(problem).stopped == "bound met"
     name = problem.collective.name
     assert [counts[each, name] for each in ("choose", "lower_bound", "check_reachable")] == [1, 1, 1]
-    assert counts["verify"] == 1
+    assert counts["verify"] == 0
 
 
 def one_sum(num_ranks):

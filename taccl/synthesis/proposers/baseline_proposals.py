@@ -70,6 +70,11 @@ _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 
 
+def competes(search: Search) -> bool:
+    """True if baselines compete with the library's own searches; false for a solver that works alone."""
+    return search.backend in ("auto", "greedy")
+
+
 def is_small(problem: Problem) -> bool:
     """True if the problem is latency-bound.
 
@@ -322,6 +327,18 @@ def offer_made(search: Search) -> None:
             break
         if verify(made).ok:
             search.offer_whole(made, producer=made.producer, verified=True)
+
+
+def offer_proven(search: Search) -> bool:
+    """Propose the baselines that were built before the search if one meets the bound; True if so.
+
+    Other baselines are proposed after the search, as exact stages start from its own schedules only.
+    """
+    finish = min((made.finish for made in made_of(search.problem).values()), default=math.inf)
+    if not competes(search) or search.bound is None or finish > search.bound.bound:
+        return False
+    offer_made(search)
+    return search.is_met
 
 
 def offer_balanced(search: Search) -> None:

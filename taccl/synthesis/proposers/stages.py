@@ -24,6 +24,7 @@ from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
+from taccl.synthesis.proposers.competing import offer_proven
 from taccl.synthesis.proposers.compiling import are_kept, too_short
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
@@ -335,6 +336,8 @@ def search_plain(search: Search) -> None:
     if search.backend in ("auto", "cpsat"):
         warm_up("ortools")
     look_for_bound(search)
+    if offer_proven(search):
+        return
     portfolio = search.parameters.portfolio
     keeps_apart = may_separate_contributions(search.problem, most_hops=portfolio.apart_hops)
     with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):

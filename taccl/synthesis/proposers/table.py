@@ -18,8 +18,8 @@ from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
 from taccl.synthesis.proposers.baseline_proposals import (
     balanced_s,
+    competes,
     for_baselines_s,
-    is_small,
     offer_balanced,
     offer_first,
     offer_made,
@@ -107,12 +107,12 @@ def _may_use_switches(search: Search) -> bool:
 
 def _competes_before(search: Search) -> bool:
     """True if baselines run both before the search and after it."""
-    return _competes(search) and search.options.keeps_sends
+    return competes(search) and search.options.keeps_sends
 
 
 def _may_be_first(search: Search) -> bool:
     """True if baselines run before the search: they compete with it, or it may find no schedule in time."""
-    return _competes(search) or (search.options.keeps_sends and _is_too_short_alone(search))
+    return competes(search) or (search.options.keeps_sends and _is_too_short_alone(search))
 
 
 def _is_too_short_alone(search: Search) -> bool:
@@ -122,7 +122,7 @@ def _is_too_short_alone(search: Search) -> bool:
 
 
 def _first_baselines(search: Search) -> None:
-    if not _competes(search):
+    if not competes(search):
         search.notes.append(f"time was short for {search.backend} alone, so baselines came first")
     offer_first(search)
 
@@ -181,11 +181,6 @@ def _finer_last(search: Search) -> Search | None:
 
 def _may_be_finer(search: Search) -> bool:
     return search.is_open and _competes_before(search)
-
-
-def _competes(search: Search) -> bool:
-    """True if baselines compete with the library's own searches; false for a solver that works alone."""
-    return search.backend in ("auto", "greedy")
 
 
 def _is_free(search: Search) -> bool:
@@ -278,13 +273,12 @@ FIRST: tuple[Turn, ...] = (
 LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
 #: Proposers that use the time left after the search.
 LAST: tuple[Turn, ...] = (
-    Turn(OwnProposer("other baselines", _last_baselines), _competes, improves=True),
+    Turn(OwnProposer("other baselines", _last_baselines), competes, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
     LAST_BOUND,
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (
-    Turn(OwnProposer("baselines", offer_made, is_small), _competes, runs_late=True),
     Turn(OwnProposer("registered", _offer_registered), _is_free),
     Turn(
         OwnProposer("dimension-balanced", _balanced),
@@ -298,10 +292,10 @@ PROPOSERS: tuple[Turn, ...] = (
         runs_late=True,
     ),
     Turn(OwnProposer("search", search_plain), _is_plain, runs_late=True),
-    Turn(OwnProposer("baselines", offer_made), _competes, runs_late=True),
+    Turn(OwnProposer("baselines", offer_made), competes, runs_late=True),
     Turn(
         OwnProposer("balanced over dimensions", offer_balanced),
-        _competes,
+        competes,
         reserve_s=_balanced_s,
         runs_late=True,
     ),
