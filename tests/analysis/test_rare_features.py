@@ -85,11 +85,20 @@ def assert_bounded(given, seed):
 
 @pytest.mark.fuzz
 def test_switches_that_add():
-    """Where switches add and multicast, the best schedule uses them in a third of the problems."""
-    used = decided = 0
+    """Where switches add and multicast, the best schedule uses them in a third of the problems.
+
+    A search may say that it finds no schedule if a rank can send by a switch alone, and only some ranks
+    contribute: a switch adds what all of its sources have.
+    """
+    used = decided = unsolved = 0
     for seed in cases("switches that add", few=3, many=600):
         problem = rare.switched(seed)
-        schedules, _, number = assert_bounded(problem, seed)
+        try:
+            schedules, _, number = assert_bounded(problem, seed)
+        except taccl.NoSolutionError as error:
+            assert "no schedule found that adds each contribution once" in str(error), seed
+            unsolved += 1
+            continue
         decided += number
         best = min(schedules, key=lambda each: each.finish)
         if rare.switches_matter(best):
@@ -99,7 +108,7 @@ def test_switches_that_add():
             alone = brief_synthesis(problem, backend="greedy", in_network="only")
             assert taccl.verify(alone.schedule).ok and alone.bound.check(), seed
             assert alone.bound_us <= alone.finish_us, seed
-    assert used >= some(1, 180) and decided >= some(1, 300)
+    assert used >= some(1, 180) and decided >= some(1, 300) and unsolved <= some(0, 6)
 
 
 @pytest.mark.fuzz

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
@@ -32,12 +33,15 @@ from taccl.synthesis.symmetry.implicit import synthesize_implicit
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis import valid_schedules as valid
 from tests.analysis.mutations import COMMON, IMPLICIT, LISTED, mutated
-from tests.analysis.tick_simulation import data_arrives
-from tests.fuzzing import cases
+from tests.analysis.tick_simulation import data_arrives, dates_are_kept
+from tests.fuzzing import MATTERED, cases
 
 MB = 10**6
 #: Kinds of violation that the simulation of data can find.
 OF_DATA = {"presence", "postcondition", "double-count", "lost-contribution", "race", "reduce"}
+
+#: Kinds of violation of release and due dates.
+OF_DATES = {"release", "due"}
 
 
 class Send(NamedTuple):
@@ -138,6 +142,25 @@ def random_case(rng):
     if rng.random() < 0.4:
         sizes = [rng.choice((1, 2, 3)) * MB for _ in sizes]
     return make_problem(topology, collective, chunk_bytes=sizes, clauses=Clauses())
+
+
+def with_dates(rng, problem, latest):
+    """The problem with random release dates, due dates, or both, up to about `latest` ticks, some between ticks."""
+
+    def drawn(ends, share):
+        return tuple(
+            (c, rank, Fraction(rng.randrange(3 * latest + 3), rng.choice((1, 2, 3))) / per_us)
+            for c, data in enumerate(problem.collective.chunks)
+            for rank in getattr(data, ends)
+            if rng.random() < share
+        )
+
+    per_us, how = problem.costs.ticks_per_us, rng.choice(("release", "due", "both"))
+    return replace(
+        problem,
+        release_us=() if how == "due" else drawn("origins", 0.2),
+        due_us=() if how == "release" else drawn("destinations", 0.4),
+    )
 
 
 # ---- Random schedules, in which sends obey data and resources.
@@ -265,6 +288,7 @@ def assert_agreed(compact, *, told=""):
     assert full.finish_us == short.finish_us, said
     assert full.num_redundant == short.num_redundant or has_race, said
     assert data_arrives(whole) == kinds.isdisjoint(OF_DATA), f"{said}{whole.table()}"
+    assert dates_are_kept(whole) == kinds.isdisjoint(OF_DATES), f"{said}{whole.table()}"
     return kinds
 
 
@@ -282,14 +306,19 @@ def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
         monkeypatch.setattr(replay, "_PASS", rng.choice((1, 5, 1 << 20)))
         monkeypatch.setattr(in_columns, "MANY", rng.choice((0, 1 << 15)))  # compiled, or as Python
         problem = replace(problem, clauses=random_clauses(rng, problem.topology))
+        dates = random.Random(f"{seed} dates")
+        if dates.random() < 0.2:
+            problem = with_dates(dates, problem, max((send.start for send in sends), default=0))
         if sends and rng.random() < 0.15:
             add_idle(rng, sends, problem)
         else:
             sends = mutated(rng, sends, problem, COMMON, (0, 0, 1, 1, 2, 3))
         count = sum(send.reduce for send in sends) + (rng.choice((-1, 1)) if rng.random() < 0.1 else 0)
-        found.update(assert_agreed(compact_of(problem, sends, max(0, count)), told=seed) or {""})
+        kinds = assert_agreed(compact_of(problem, sends, max(0, count)), told=seed)
+        MATTERED["mutants of compact schedules"] += not kinds.isdisjoint(OF_DATES)
+        found.update(kinds or {""})
     kinds = set(found) - {"index", "interval", "reduce"}
-    assert kinds >= {"", *OF_DATA, "contention", "link-not-allowed"} - {"reduce"}, found
+    assert kinds >= {"", *OF_DATA, "contention", "link-not-allowed", *OF_DATES} - {"reduce"}, found
 
 
 # ---- Schedules of every kind.

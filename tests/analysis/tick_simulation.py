@@ -28,7 +28,7 @@ def is_valid(schedule: Schedule) -> bool:
         and all(_is_admitted(schedule, t) for t in transfers)
         and _own_chunks_lead(schedule, transfers)
         and _paths_are_short(schedule, transfers)
-        and _dates_are_kept(schedule, transfers)
+        and dates_are_kept(schedule)
         and data_arrives(schedule)
     )
 
@@ -167,15 +167,19 @@ def _paths_are_short(schedule, transfers) -> bool:
     return most is None or all(passed(t) <= most for t in transfers)
 
 
-def _dates_are_kept(schedule, transfers) -> bool:
-    """True if no data leaves or is added to before its release, and chunks are complete when they are due."""
+def dates_are_kept(schedule: Schedule) -> bool:
+    """True if no data leaves or is added to before its release, and chunks are complete when they are due.
+
+    A sum counts as complete from the last arrival on, even if that is redundant.
+    """
+    transfers = list(schedule)
     problem, links = schedule.problem, schedule.problem.topology.links
     per_us, sums = problem.costs.ticks_per_us, problem.collective.combining
     release = {(chunk, rank): us * per_us for chunk, rank, us in problem.release_us}
     for t in transfers:
         leaves = [(src, t.start_ticks) for src in links[t.link].srcs]
         lands = [(dst, t.end_ticks) for dst in links[t.link].dsts if t.reduce]
-        if any(tick < release.get((t.chunk, rank), 0) for rank, tick in leaves + lands):
+        if any(tick < release.get((t.chunk, rank), tick) for rank, tick in leaves + lands):
             return False
     for chunk, rank, us in problem.due_us:
         own = rank in problem.collective.chunks[chunk].origins
