@@ -91,7 +91,7 @@ class Collective:
                 if strange:
                     raise self._no_such(index, role, strange[0])
                 raise CollectiveError(f"chunk {index}: a rank is named twice as {role}", where=self.name)
-        for root in {chunk.root for chunk in distinct(self.chunks)}:
+        for root in {chunk.root for chunk in self.chunks}:
             if root is not None and not 0 <= root < self.num_ranks:
                 index = next(i for i, chunk in enumerate(self.chunks) if chunk.root == root)
                 raise self._no_such(index, "root", root)
@@ -117,11 +117,10 @@ class Collective:
 
     def _read_chunks(self) -> None:
         """Convert ranks of chunks to Python integers in tuples, unless they already are."""
-        some = distinct(self.chunks)
-        both = [c.origins for c in some] + [c.destinations for c in some]
+        both = [c.origins for c in self.chunks] + [c.destinations for c in self.chunks]
         ends = dict(zip(map(id, both), both, strict=True)).values()
         plain = set(map(type, ends)) <= {tuple} and set(map(type, chain.from_iterable(ends))) <= {int}
-        if plain and {type(chunk.root) for chunk in some} <= {int, type(None)}:
+        if plain and {type(chunk.root) for chunk in self.chunks} <= {int, type(None)}:
             return
         read = tuple(_chunk(each.origins, each.destinations, each.root) for each in self.chunks)
         object.__setattr__(self, "chunks", read)

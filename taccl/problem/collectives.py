@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from taccl._internal.arguments import checked_as, known_name
 from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
-from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.chunks import Chunk, Derivation, chunks_of
 from taccl.problem.collective import Collective
 from taccl.problem.custom_collectives import all_ranks, custom, exchange, together
 from taccl.topology.parts import check_ranks
@@ -151,8 +151,9 @@ def alltoall(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Colle
     pieces = chunks_per_rank or 1
     everyone = all_ranks("alltoall", num_ranks, num_ranks**2 * pieces)
     alone = [(rank,) for rank in everyone]
-    pairs = map(Chunk, *zip(*product(alone, repeat=2), strict=True))
-    chunks = tuple(pairs if pieces == 1 else chain.from_iterable(map(repeat, pairs, repeat(pieces))))
+    sources = chain.from_iterable(map(repeat, alone, repeat(num_ranks)))
+    pairs = chunks_of(sources, chain.from_iterable(repeat(alone, num_ranks)))
+    chunks = pairs if pieces == 1 else tuple(chain.from_iterable(map(repeat, pairs, repeat(pieces))))
     return _made("alltoall", num_ranks, chunks, chunks_per_rank)
 
 

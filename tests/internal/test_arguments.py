@@ -95,10 +95,22 @@ def test_what_is_plainly_meant(name, value, expected):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("share", "60s", "share: found '60s'; expected a share such as 0.01 or '1%'; above 1 with a percent sign"),
-        ("share", -0.5, "share: found -0.5; expected a share such as 0.01 or '1%'; above 1 with a percent sign"),
+        (
+            "share",
+            "60s",
+            "share: found '60s'; expected a share such as 0.01 or '1%'; above 1 with a percent sign",
+        ),
+        (
+            "share",
+            -0.5,
+            "share: found -0.5; expected a share such as 0.01 or '1%'; above 1 with a percent sign",
+        ),
         ("share", 3, "share: found 3; expected a share such as 0.01 or '1%'; above 1 with a percent sign"),
-        ("share", "nan%", "share: found 'nan%'; expected a share such as 0.01 or '1%'; above 1 with a percent sign"),
+        (
+            "share",
+            "nan%",
+            "share: found 'nan%'; expected a share such as 0.01 or '1%'; above 1 with a percent sign",
+        ),
         ("count", 0, "count: found 0; expected a whole number of at least 1"),
         ("count", 1.5, "count: found 1.5; expected a whole number of at least 1"),
         ("count", True, "count: found True; expected a whole number of at least 1"),

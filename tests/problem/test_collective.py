@@ -1,10 +1,12 @@
 """Collectives: origins and destinations of chunks, reductions, and sizes."""
 
+import pickle
+
 import pytest
 
 from taccl import collectives
 from taccl.errors import CollectiveError
-from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.chunks import Chunk, Derivation, chunks_of
 from taccl.problem.collective import Collective
 from tests.arguments import arguments_for
 
@@ -189,3 +191,13 @@ def test_a_chunk_comes_to_where_something_needed_is_made_of_it():
     made = made_of(chunks, Derivation(1, 2, 2), Derivation(0, 1, 1), Derivation(0, 2, 3))
     assert made.ends == ((0, 1), (2,), (0,), ())
     assert made.starts == ((0,), (1,), (2,), (2,))
+
+
+def test_chunks_made_from_columns_are_those_made_one_by_one():
+    """Columns of origins and destinations make equal chunks, which are pickled and hashed as others."""
+    origins, destinations = [(0,), (1,), (0, 2)], [(1,), (), (0, 1)]
+    made = chunks_of(origins, destinations)
+    assert made == tuple(map(Chunk, origins, destinations))
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert set(made) == set(map(Chunk, origins, destinations))
+    assert {each.root for each in made} == {None}
