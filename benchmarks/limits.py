@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 #: `_SPARE_S`: max seconds that a verb may take beyond its limit.
 #: `_SAME`: max ratio of finishes that count as equal.
-_SPARE_S, _SAME = 2.0, 1 + 1e-9
+#: `_BUS_FACTOR`: ratio of busbw to algbw of an allreduce on 16 ranks.
+_SPARE_S, _SAME, _BUS_FACTOR = 2.0, 1 + 1e-9, 2 * 15 / 16
 #: (arguments of a verb, option for its time limit); ``{folder}`` is a separate folder for each run.
 VERBS: tuple[tuple[str, str], ...] = (
     ("synthesize ndv2 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
@@ -61,6 +62,10 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("suggest gb200-nvl72 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
     ("plan gb200-nvl72 --nodes 2 --collective allgather --sizes 1MB", "--time-limit"),
     ("reorder dgx-h100 --nodes 32", "--time-limit"),
+    ("diagnose {folder}/nccl.log --topology p5.48xlarge", "--time-limit"),
+    ("suggest ndv2 --nodes 2 --collective allgather --size 1MB --check ndv2/sk1", "--time-limit"),
+    ("baseline best gb200-nvl72 --nodes 4 --collective alltoall --size 64MB", "--time-limit"),
+    ("bound fully-connected:500 --collective alltoall --size 1MB", "--time-limit"),
     ("synthesize mesh:16x16 --collective alltoall --size 1MB", "--time-limit"),
 )
 _BUSY = "while True: pass"
@@ -84,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     baselines_us = {command: _baseline_us(command) for command, _ in verbs}
     with tempfile.TemporaryDirectory() as folder:
         _schedule(folder)
+        _log(folder)
         with _busy(options.busy):
             asked = (
                 _row(command, limited_by, limit_s, folder, baselines_us[command])
@@ -101,6 +107,19 @@ def _schedule(folder: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "taccl", *words.split(), path], check=True, stdout=subprocess.DEVNULL
     )
+
+
+def _log(folder: str) -> None:
+    """Write ``nccl.log``, an allreduce on two nodes of eight GPUs at 480 GB/s, for the verb ``diagnose``."""
+    lines = ["# Collective test starting: all_reduce_perf"]
+    lines += [f"#  Rank {r} Pid {r + 1} on host{r // 8} device {r % 8} [0x00] NVIDIA H100" for r in range(16)]
+    lines.append("#  size  count  type  redop  root  time  algbw  busbw #wrong")
+    for size in (2**power for power in range(10, 35)):
+        time_us = 70 + size * _BUS_FACTOR / 480e3
+        algbw = size / time_us / 1000
+        figures = f"{time_us:.2f} {algbw:.2f} {algbw * _BUS_FACTOR:.2f}"
+        lines.append(f"{size} {size // 4} float sum -1 {figures} 0")
+    Path(folder, "nccl.log").write_text("\n".join(lines) + "\n")
 
 
 def _baseline_us(command: str) -> float | None:
