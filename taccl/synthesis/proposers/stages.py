@@ -24,7 +24,7 @@ from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
-from taccl.synthesis.proposers.competing import offer_proven
+from taccl.synthesis.proposers.baseline_proposals import offer_proven
 from taccl.synthesis.proposers.compiling import are_kept, too_short
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
