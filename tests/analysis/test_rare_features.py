@@ -152,14 +152,24 @@ def assert_bounded_under_dates(schedule, bounds, seed):
 
 @pytest.mark.fuzz
 def test_release_and_due_dates():
-    """Under release dates, and under due dates that reorder the sends, no schedule beats a bound."""
-    late = reordered = decided = 0
+    """Under release dates, and under due dates that reorder the sends, no schedule beats a bound.
+
+    A search may find no schedule if a clause keeps contributions from a root, and names the clause then.
+    """
+    late = reordered = decided = unsolved = 0
     for seed in cases("release and due dates", few=4, many=600):
         problem = rare.dated(seed)
         bounds = [taccl.lower_bound(problem, divisible=each, budget_s=0.2) for each in (False, True)]
         assert all(each.check() for each in bounds), seed
         late += bounds[0].bound > taccl.lower_bound(problem.without_dates(), budget_s=0.2).bound
-        schedule = brief_synthesis(problem, backend="greedy").schedule
+        try:
+            schedule = brief_synthesis(problem, backend="greedy").schedule
+        except taccl.NoSolutionError as error:
+            assert "make sums at other ranks than their roots break the sketch (carries-to)" in str(error), (
+                seed
+            )
+            unsolved += 1
+            continue
         decided += assert_bounded_under_dates(schedule, bounds, seed)
         with suppress(taccl.NoSolutionError):
             met = brief_synthesis(rare.with_due_dates(seed, schedule), backend="greedy").schedule
@@ -168,3 +178,4 @@ def test_release_and_due_dates():
                 MATTERED["release and due dates"] += 1
                 reordered += 1
     assert late >= some(1, 200) and reordered >= some(0, 60) and decided >= some(2, 600)
+    assert unsolved <= some(0, 6)
