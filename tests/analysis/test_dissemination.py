@@ -12,7 +12,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.first_arrivals import Dissemination, dissemination_bounds
 from taccl.synthesis.synthesize import synthesize
 from tests.analysis.claims import certificates_of, raised
-from tests.fuzzing import cases, some
+from tests.fuzzing import MANY, cases, some
 from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import joined, merged, problem_of
 
@@ -126,7 +126,7 @@ def test_no_dissemination_is_above_the_optimum():
         found, base = certificates(problem), lower_bound(problem)
         assert all(each.check() for each in found), seed
         known = int(base.bound * problem.costs.ticks_per_us) - 2
-        optimum = optimal_ticks(problem, least=known, max_states=4000)
+        optimum = optimal_ticks(problem, least=known, max_states=4000 if MANY else 1000)
         if optimum is None:
             continue
         compared += 1
