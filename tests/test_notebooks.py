@@ -14,6 +14,9 @@ SMALLER = {
     "(16 * 32 + 15, 16 * 32 + 16)": "(4 * 8 + 3, 4 * 8 + 4)",
     "(16, 20, 24, 32)": "(4, 8)",
     "100x100x100": "20x20x20",
+    "switch16@100,switch64@100": "switch4@100,switch8@100",
+    "switch16@100,switch8@100,switch8@100": "switch4@100,switch2@100,switch4@100",
+    "switch4@100,switch8@100,switch8@100,switch4@100": "switch2@100,switch4@100,switch4@100,switch2@100",
 }
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs" / "notebooks").glob("*.ipynb"))

@@ -156,6 +156,7 @@ class Barriers:
             pairs[self._field_of_ends(e)] |= self._named(e)
         return pairs
 
+    @cached
     def _link_edits(self, link: int) -> list[frozenset[Edit]]:
         """Alternative sets of edits, each of which allows a forbidden link."""
         field = self._field(link)
@@ -193,7 +194,7 @@ class Barriers:
 
     def _closing(self, link: int, chunk: int, reducing: bool) -> list[Clause]:
         """Clauses that keep this chunk, but not all chunks, off a link."""
-        return [each for each, alone in self._alone if not alone.may_carry(link, chunk, reducing=reducing)]
+        return [each for each, alone in self._alone if not alone.open_links(chunk, reducing=reducing)[link]]
 
     @cached_property
     def _alone(self) -> list[tuple[Clause, Problem]]:
