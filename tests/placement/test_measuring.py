@@ -95,19 +95,19 @@ def test_a_probe_goes_on_where_it_was_broken_off(probed, tmp_path):
 
 @pytest.mark.slow
 def test_a_sample_joins_a_launcher(mpiexec, tmp_path):
-    """Two of three rounds under the user's own mpiexec give 4 of 6 pairs, and a topology of all ranks."""
+    """Two of three rounds under the user's own mpiexec give two of three pairs, and a topology of all ranks."""
     path = tmp_path / "probe.json"
     words = ["probe", "-o", str(path), "--rounds", "2", "--size", "4KB", "--repetitions", "4", "--json"]
     done = subprocess.run(
-        [mpiexec, "-n", "4", sys.executable, "-m", "taccl", *words],
+        [mpiexec, "-n", "3", sys.executable, "-m", "taccl", *words],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["sampled"]
     found = load_probe(path)
     assert found.latency_us is not None
-    assert np.isfinite(found.latency_us).sum() == 2 * 4
-    assert found.topology().num_ranks == 4
+    assert np.isfinite(found.latency_us).sum() == 2 * 2
+    assert found.topology().num_ranks == 3
 
 
 def test_what_cannot_be_probed_is_refused(tmp_path, monkeypatch):

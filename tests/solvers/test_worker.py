@@ -9,7 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from threading import Barrier, BrokenBarrierError, Event
+from threading import Barrier, BrokenBarrierError, Event, Timer
 
 import numpy as np
 import pytest
@@ -27,18 +27,11 @@ def drill(name, payload=None, *, time_limit_s=20, **options):
     return run_task("pulp", DRILLS + name, payload or {}, time_limit_s=time_limit_s, **options)
 
 
-def run_script(text, *, interrupt_after_word=None):
-    """Output of a Python script, interrupted once it has printed a word."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    if interrupt_after_word is not None:
-        while interrupt_after_word not in (line := process.stdout.readline()):
-            assert line, process.stderr.read()
-        process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    return printed
+def run_script(text):
+    """Output of a Python script."""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_payload_round_trip():
@@ -201,63 +194,53 @@ def test_log_shows_native_output():
     assert done.stderr == "printed on 1\nprinted on 2\n"
 
 
-#: Prints once when a task runs, so that an interrupt cannot cut a word.
-INTERRUPTED = f"""
-from taccl.solvers import worker
-from taccl.solvers.process import Process
-from taccl.solvers.worker import run_task
-worker._INTERRUPT_S = %r
-def tell(news):
-    heard or print("going", flush=True)
-    heard.append(news)
-heard = []
-outcome = run_task("pulp", "{DRILLS}%s", {{}}, time_limit_s=3600, on_progress=tell)
-print(outcome.status, outcome.result is not None, outcome.last_progress is not None)
-outcome = run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30)
-print(outcome.status)
-"""
+def ctrl_c(*_):
+    """Interrupt this process, as Ctrl-C does."""
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("grace_s", "drill", "said"),
-    [(600.0, "linger", "interrupted True True"), (0.1, "overrun", "interrupted False True")],
+    ("grace_s", "name", "said"),
+    [(600.0, "linger", ("interrupted", True, True)), (0.1, "overrun", ("interrupted", False, True))],
     ids=["it stops", "it does not listen"],
 )
-def test_interrupt_of_a_task(grace_s, drill, said):
+def test_interrupt_of_a_task(grace_s, name, said, monkeypatch):
     """Ctrl-C asks a task to stop and returns its result, or its last progress, without an exception."""
-    printed = run_script(INTERRUPTED % (grace_s, drill), interrupt_after_word="going")
-    assert printed.splitlines()[-2:] == [said, "done"]
+    monkeypatch.setattr("taccl.solvers.worker._INTERRUPT_S", grace_s)
+    heard = []
 
+    def interrupt_once(news):
+        if not heard:
+            Timer(0.02, ctrl_c).start()
+        heard.append(news)
 
-INTERRUPTED_SOON = f"""
-import os, signal, threading
-import numpy as np
-from taccl.solvers.process import Process
-from taccl.solvers.worker import run_task
-def interrupt(*_):
-    os.kill(os.getpid(), signal.SIGINT)
-%s
-outcome = run_task(%r, "{DRILLS}overrun", {{"array": np.zeros(%d)}}, time_limit_s=3600, on_progress=interrupt)
-print(outcome.status)
-print(run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30).status)
-"""
+    outcome = drill(name, time_limit_s=AMPLE_S, on_progress=interrupt_once)
+    assert (outcome.status, outcome.result is not None, outcome.last_progress is not None) == said
+    assert drill("echo").status == "done"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("when", "solver", "numbers"),
-    [
-        # A worker that has not read its task yet (80 MB) is killed immediately.
-        ("threading.Timer(0.15, interrupt).start()", "pulp", 10**7),
-        # HiGHS may not react for long, and has reported its best: it is killed after a third of a second.
-        ("", "highs", 1),
-    ],
-    ids=["while it loads", "HiGHS"],
-)
-def test_interrupt_of_a_worker_that_need_not_answer(when, solver, numbers):
-    """A worker whose answer is not needed is killed without waiting."""
-    printed = run_script(INTERRUPTED_SOON % (when, solver, numbers))
+def test_interrupt_of_a_worker_that_may_not_react():
+    """HiGHS may not react for long, and has reported its best: its worker is killed after a third of a second."""
+    outcome = run_task("highs", f"{DRILLS}overrun", {}, time_limit_s=AMPLE_S, on_progress=ctrl_c)
+    assert outcome.status == "interrupted"
+    assert drill("echo").status == "done"
+
+
+@pytest.mark.slow
+def test_interrupt_of_a_worker_that_has_not_read_its_task():
+    """A worker that has not read its task yet (80 MB) is killed immediately."""
+    printed = run_script(
+        f"""
+import os, signal, threading
+import numpy as np
+from taccl.solvers.worker import run_task
+threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT)).start()
+print(run_task("pulp", "{DRILLS}overrun", {{"array": np.zeros(10**7)}}, time_limit_s=3600).status)
+print(run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30).status)
+"""
+    )
     assert printed.splitlines() == ["interrupted", "done"]
 
 
