@@ -121,3 +121,23 @@ def test_overwrite_replaces(run, saved, tmp_path):
     target.write_text("mine")
     assert run("convert", saved, target, "--overwrite")[0] == 0
     assert "traceEvents" in json.loads(target.read_text())
+
+
+def test_lists_of_names_have_commas(run, tmp_path):
+    """A list among the options of a reader is given with commas, here the NICs in use."""
+    rows = [
+        "GPU0 X PIX PIX PIX 0-7 0",
+        *(f"NIC{i} PIX {' '.join('X' if i == j else 'PIX' for j in range(3))}" for i in range(3)),
+    ]
+    text = "\n".join(
+        ["\tGPU0\tNIC0\tNIC1\tNIC2\tCPU Affinity\tNUMA Affinity", *rows, "NIC0: a", "NIC1: b", "NIC2: c"]
+    )
+    (tmp_path / "in.txt").write_text(text + "\n")
+    given = ("--set", "nodes=2", "--set", "nic_gb_per_s=5", "--set", "pcie_gb_per_s=50", "--set")
+    code, *_ = run("convert", str(tmp_path / "in.txt"), str(tmp_path / "out.toml"), *given, "nics=a,NIC2")
+    assert code == 0
+    # Two NICs of 5 GB/s.
+    assert {1000 / link.beta_us_per_mb for link in taccl.load(tmp_path / "out.toml").links} == {10}
+    code, _, said = run("convert", str(tmp_path / "in.txt"), str(tmp_path / "o.toml"), *given, "nics=a,d")
+    assert code == 2
+    assert "found 'd'; expected a list of names out of a, b, c, NIC0, NIC1, NIC2" in said

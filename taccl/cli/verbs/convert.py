@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import warnings
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.names import shown, table
 from taccl.cli.advice import on_command_line
@@ -12,6 +15,9 @@ from taccl.cli.inputs import topology_from_word
 from taccl.cli.options import add_options, option, reader
 from taccl.cli.output import Answer, picked
 from taccl.errors import InputError, LossyConversionWarning, TacclWarning
+
+if TYPE_CHECKING:
+    from taccl.formats.table import FileFormat
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -23,7 +29,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--list", "list the formats")
     option(verb, "--overwrite", "replace OUT if it exists")
     setting = reader(_setting, bool, "NAME=VALUE, e.g. instances=2")
-    help = "an option of the format of OUT or IN; repeatable"
+    help = "an option of the format of OUT or IN, with commas in a list; repeatable"
     option(verb, "--set NAME=VALUE", help, setting, action="append", default=[])
     group = verb.add_argument_group("if IN is a program or an algorithm of the published TACCL tool")
     add_options(group, "--topology", help="topology to re-time the schedule on")
@@ -67,7 +73,7 @@ def run(options: argparse.Namespace) -> Answer:
         try:
             done = convert(
                 options.file, options.target, from_=source, to=options.to, overwrite=options.overwrite,
-                load_options=load_options, **{**on_the_way, **dict(options.set)},
+                load_options=load_options, **{**on_the_way, **_with_lists(dict(options.set), reading)},
             )  # fmt: skip
         except InputError as error:
             places = {"format": "--to" if options.to else options.target, "options": "--set"}
@@ -102,6 +108,21 @@ def _listed() -> Answer:
         endings = " ".join(each.extensions) or "-"
         rows.append((each.name, each.holds, read, written, endings, each.description))
     return Answer(table(rows), {"formats": values})
+
+
+def _with_lists(settings: dict[str, Any], reading: FileFormat) -> dict[str, Any]:
+    """Settings with lists in place of texts such as ``mlx5_0,mlx5_1``, if options of the reader are lists."""
+    if reading.load is None or not settings:
+        return settings
+    parameters = inspect.signature(resolve_name(reading.load)).parameters
+    return {
+        name: value.split(",")
+        if isinstance(value, str)
+        and name in parameters
+        and "Sequence[str]" in str(parameters[name].annotation)
+        else value
+        for name, value in settings.items()
+    }
 
 
 def _setting(word: str) -> tuple[str, bool | float | str]:

@@ -208,7 +208,7 @@ def _names(nics: Sequence[str] | None, matrix: Matrix, where: str) -> list[str]:
     unknown = next((nic for nic in nics if nic not in by_name), None)
     if unknown is not None:
         raise TopologyError(
-            f"found {quoted(unknown)}; expected a list of names out of {', '.join(others) or 'none'}",
+            f"found {quoted(unknown)}; expected a list of names out of {', '.join(by_name) or 'none'}",
             where=f"{where}: nics",
         )
     return [device for device in others if device in {by_name[nic] for nic in nics}]
