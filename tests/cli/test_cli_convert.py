@@ -141,3 +141,15 @@ def test_lists_of_names_have_commas(run, tmp_path):
     code, _, said = run("convert", str(tmp_path / "in.txt"), str(tmp_path / "o.toml"), *given, "nics=a,d")
     assert code == 2
     assert "found 'd'; expected a list of names out of a, b, c, NIC0, NIC1, NIC2" in said
+
+
+def test_numbers_of_pairs_have_colons(run, tmp_path):
+    """NVLinks that a file lacks are given pair by pair, as 0-1:4."""
+    gpus = "".join(
+        f'<pci busid="0000:0{i}:00.0" class="0x030200"><gpu dev="{i}" rank="{i}"/></pci>' for i in range(2)
+    )
+    (tmp_path / "in.xml").write_text(f'<system version="1"><cpu numaid="0">{gpus}</cpu></system>')
+    given = ("--set", "nvlink_gb_per_s=25", "--set", "nvlinks=0-1:4")
+    code, *_ = run("convert", str(tmp_path / "in.xml"), str(tmp_path / "out.toml"), *given)
+    assert code == 0
+    assert {1000 / link.beta_us_per_mb for link in taccl.load(tmp_path / "out.toml").links} == {100}

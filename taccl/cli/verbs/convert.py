@@ -19,6 +19,9 @@ from taccl.errors import InputError, LossyConversionWarning, TacclWarning
 if TYPE_CHECKING:
     from taccl.formats.table import FileFormat
 
+#: Number of a pair of ranks, such as ``0-1:4``.
+_PAIR = re.compile(r"(\d{1,6})-(\d{1,6}):(\d{1,6})", re.ASCII)
+
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -73,7 +76,7 @@ def run(options: argparse.Namespace) -> Answer:
         try:
             done = convert(
                 options.file, options.target, from_=source, to=options.to, overwrite=options.overwrite,
-                load_options=load_options, **{**on_the_way, **_with_lists(dict(options.set), reading)},
+                load_options=load_options, **{**on_the_way, **_as_read(dict(options.set), reading)},
             )  # fmt: skip
         except InputError as error:
             places = {"format": "--to" if options.to else options.target, "options": "--set"}
@@ -110,19 +113,22 @@ def _listed() -> Answer:
     return Answer(table(rows), {"formats": values})
 
 
-def _with_lists(settings: dict[str, Any], reading: FileFormat) -> dict[str, Any]:
-    """Settings with lists in place of texts such as ``mlx5_0,mlx5_1``, if options of the reader are lists."""
+def _as_read(settings: dict[str, Any], reading: FileFormat) -> dict[str, Any]:
+    """Settings with lists and mappings in place of texts, for options of the reader that take these.
+
+    A list is written ``mlx5_0,mlx5_1``, and numbers of pairs of ranks ``0-1:4,2-3:4``.
+    """
     if reading.load is None or not settings:
         return settings
     parameters = inspect.signature(resolve_name(reading.load)).parameters
-    return {
-        name: value.split(",")
-        if isinstance(value, str)
-        and name in parameters
-        and "Sequence[str]" in str(parameters[name].annotation)
-        else value
-        for name, value in settings.items()
-    }
+    made = dict(settings)
+    for name in settings.keys() & parameters.keys():
+        kind, items = str(parameters[name].annotation), str(settings[name]).split(",")
+        if isinstance(settings[name], str) and "Sequence[str]" in kind:
+            made[name] = items
+        elif "Mapping[tuple[int, int], int]" in kind and all(pairs := list(map(_PAIR.fullmatch, items))):
+            made[name] = {(int(each[1]), int(each[2])): int(each[3]) for each in pairs if each}
+    return made
 
 
 def _setting(word: str) -> tuple[str, bool | float | str]:
