@@ -390,7 +390,7 @@ class _PlanRun:
                 columns.append([self.packets[r, packet] for packet in _packets(each)])
                 fed.append([self.fed[r, packet] for packet in _packets(each)])
             else:
-                places = self._own(r, each) if kind == "own" else self._at_peer(r, t, op, each)
+                places = self._own(r, each) if kind == "own" else self._at_peer(r, t, each)
                 reads += places
                 columns.append([self._content(place) for place in places])
                 fed.append(list(map(self._read, places)))
@@ -404,7 +404,7 @@ class _PlanRun:
                 targets += self._send_packets(r, sums, reads_of, owner, dst)
                 values += [value for value in sums for _ in (0, 1)]
             else:
-                places = self._own(r, dst) if kind == "own" else self._at_peer(r, t, op, dst)
+                places = self._own(r, dst) if kind == "own" else self._at_peer(r, t, dst)
                 number_of |= {place: number for number, place in enumerate(places)}
                 targets += places
                 values += sums
@@ -428,10 +428,8 @@ class _PlanRun:
                 raise self._fault(f"{len(buffers)} sources or destinations; expected {place}")
             yield kind, each
 
-    def _at_peer(self, r: int, t: int, op: Op, chunks: Op) -> list[Place]:
+    def _at_peer(self, r: int, t: int, chunks: Op) -> list[Place]:
         """Places of chunks in a buffer of another rank, which all threads read or write."""
-        if op.get("channel_type", "memory") != "memory":
-            raise self._fault("threads access other ranks over memory channels alone")
         return self._places(r, *self._remote(r, t, "memory", chunks), chunks)
 
 

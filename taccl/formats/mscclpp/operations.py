@@ -43,6 +43,8 @@ OPERATIONS = (
     "nop", "put", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait", "flush", "sem_acquire",
     "sem_release",
 )  # fmt: skip
+#: Operations that can be checked if threads carry them out, not NICs.
+_OF_THREADS = ("ppkt", *FLOWS)
 #: {operation on packets: number of its leading sources that are not packets}.
 FIRST_PACKET = {name: int(flow.source != "packets") for name, flow in FLOWS.items() if "packets" in flow[:2]}
 #: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``).
@@ -90,6 +92,12 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
         if shared is not None:
             said = f"found operation {shared['name']!r}, which several threadblocks share (tbg_info)"
             raise FormatError(f"{said}; such plans cannot be checked here; run it with MSCCL++", where=where)
+        of_nic = next(
+            (op for op in ops if op["name"] in _OF_THREADS and op.get("channel_type") == "port"), None
+        )
+        if of_nic is not None:
+            said = f"found operation {of_nic['name']!r} over a port channel, which cannot be checked here"
+            raise FormatError(f"{said}; run the plan with MSCCL++, or use a memory channel", where=where)
         other = next((op for op in ops if op.get("reduce_op", "sum") != "sum"), None)
         if other is not None:
             said = f"found the reduction {quoted(other['reduce_op'])} of {other['name']}"
