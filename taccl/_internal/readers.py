@@ -26,7 +26,7 @@ _UNCHECKED = ("Any", "ArrayLike", "Column", "Contributions", "NDArray", "Self", 
 _HINTS = {
     "Cache": "taccl.Cache(folder)",
     "Collective": "taccl.collectives.make(name, num_ranks) makes one",
-    "Problem": "a sketch's apply, or taccl.make_problem, makes one",
+    "Problem": "a sketch's apply, or taccl.make_problem, makes one; that of a schedule is schedule.problem",
     "Program": "taccl.lower makes one of a schedule",
     "Result": "taccl.synthesize returns one",
     "Schedule": "taccl.synthesize finds one, and taccl.load reads one from a file",

@@ -185,7 +185,7 @@ class PartPlan(Protocol):
 
 
 def hub_sends(problem: Problem, plan: PartPlan) -> Sends:
-    """Sends of an allreduce; each part of the chunks follows an image of the plan."""
+    """Sends of an allreduce; each part of the chunks follows a copy of the plan with permuted ranks."""
     chunks, part, num_parts = np.arange(problem.collective.num_chunks), 0, plan.num_parts
     number_of: dict[tuple[int, ...], int] = {}
     parts: list[Ints] = []

@@ -32,7 +32,7 @@ _MOST_FILES = 1000
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    verb.add_argument("thing", metavar="THING", help="a file, a shipped sketch, a machine, or a fabric")
+    verb.add_argument("named", metavar="FILE|NAME", help="a file, a shipped sketch, a machine, or a fabric")
     add_options(verb, "--nodes", help="number of nodes")
     add_options(verb, "--profile", help="cost profile of a machine, by name or from a file")
     add_options(verb, "--protocol", default=None, help="message protocol (default simple)")
@@ -43,22 +43,22 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Show a schedule, a program, a sketch, or a topology with its constants' sources."""
-    program = program_in(options.thing)
+    program = program_in(options.named)
     if program is not None:
         refuse(options, ("nodes", "profile", "protocol"), "found a program, which has none; leave it out")
         limit = program.num_steps if options.transfers < 0 else options.transfers
         return _of_program(program, limit=limit)
     try:
-        return _shown(options, kind_of(options.thing))
+        return _shown(options, kind_of(options.named))
     except InputError as error:
-        if error.where != "topology" or is_file(options.thing) or names_topology(options.thing):
+        if error.where != "topology" or is_file(options.named) or names_topology(options.named):
             raise
-        known = [*_files_beside(options.thing), *shipped_sketches(), *machine_names(), *fabric_names()]
-        near = did_you_mean(options.thing, known)
-        said = f"found {options.thing!r}; no file, shipped sketch, machine or fabric has this name{near}"
+        known = [*_files_beside(options.named), *shipped_sketches(), *machine_names(), *fabric_names()]
+        near = did_you_mean(options.named, known)
+        said = f"found {options.named!r}; no file, shipped sketch, machine or fabric has this name{near}"
         if not near:
             said = f"{error.message}; no file or shipped sketch has this name either"
-        raise InputError(said, where="THING") from None
+        raise InputError(said, where="FILE|NAME") from None
 
 
 def _files_beside(path: str) -> list[str]:
@@ -74,20 +74,20 @@ def _files_beside(path: str) -> list[str]:
 
 
 def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
-    told = kinds_of(options.thing) if is_file(options.thing) else []
+    told = kinds_of(options.named) if is_file(options.named) else []
     if told and not is_shown(told[0]):
         wanted = "a schedule, a program, a sketch or a topology"
-        raise InputError(wrong_kind(told[0], options.thing, wanted), where=options.thing)
+        raise InputError(wrong_kind(told[0], options.named, wanted), where=options.named)
     if "topology" in kind:
         given = picked(options, "nodes", "profile", "protocol")
-        return _of_topology(topology_from_word(options.thing, **given))
+        return _of_topology(topology_from_word(options.named, **given))
     for name in ("profile", "protocol"):
         refuse(options, (name,), f"found a {kind}, which has no {name}s; leave it out")
     if kind == "schedule":
         refuse(options, ("nodes",), "found a schedule, whose nodes are fixed; leave it out")
         limit = None if options.transfers < 0 else options.transfers
-        return _of_schedule(options.thing, limit=limit)
-    sketch = taccl.load_sketch(options.thing)
+        return _of_schedule(options.named, limit=limit)
+    sketch = taccl.load_sketch(options.named)
     if options.nodes is not None:
         sketch = sketch.with_nodes(options.nodes)
     return Answer(sketch.to_toml().rstrip(), {"kind": "sketch", **sketch.to_dict()})
