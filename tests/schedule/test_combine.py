@@ -25,7 +25,7 @@ def line(num_ranks):
     return builder
 
 
-def test_reduction_half_spreads_from_the_root_over_reversed_links():
+def test_reduce_phase_spreads_from_the_root_over_reversed_links():
     """A reduce to rank 2 becomes a broadcast from rank 2 over reversed links."""
     half = reduce_phase(problem_of(line(3).build(), collectives.reduce(3, root=2)))
     (chunk,) = half.collective.chunks
@@ -34,7 +34,7 @@ def test_reduction_half_spreads_from_the_root_over_reversed_links():
     assert (half.topology.links[0].src, half.topology.links[0].dst) == (1, 0)
 
 
-def test_reduction_half_takes_the_clauses_for_reducing():
+def test_reduce_phase_takes_the_clauses_for_reducing():
     """The reduce phase, reversed into a broadcast, turns limits on a chunk's root into limits on its origin.
 
     Link 0 may carry chunks to root 1 only, so the reversed link may carry chunks from origin 1 only.
@@ -58,7 +58,7 @@ def test_parts_of_a_chunk_stay_one_object():
         assert (len(chunks), len(set(map(id, chunks)))) == (300, 3)
 
 
-def test_spreading_half_starts_at_the_roots():
+def test_broadcast_phase_starts_at_the_roots():
     """In the broadcast phase chunk c of an allreduce starts at rank c."""
     half = broadcast_phase(problem_of(line(3).build(), collectives.allreduce(3)))
     assert [chunk.origins for chunk in half.collective.chunks] == [(0,), (1,), (2,)]
