@@ -32,17 +32,17 @@ from taccl.topology.topology import Topology
 
 #: Share of the remaining time for lowering schedules to programs; the rest is for lower bounds.
 _PROGRAMS_SHARE = 0.6
-#: `_LOWER_S`: CPU seconds per send to lower a schedule and check the program (estimate).
 #: `_FINISH_S`: CPU seconds per send to lower, check, time at other sizes and write to files (estimate).
 #: `_LARGE_SHARE`: max share of the remaining time that one schedule may need to be lowered and written.
 #: `_FEWEST_PROGRAMS`: if there is no time to lower this many programs, none is lowered before the comparison
 #: of ranges.
-_LOWER_S, _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 8e-5, 5e-4, 0.5, 2
-#: `_TIMING_S`: CPU seconds per send to time and verify a schedule at the sizes of its range (estimate).
+_FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 5e-4, 0.5, 2
+#: `_TIMING_S`: CPU seconds per send to verify a schedule (3e-6) and to time it at the sizes of its range
+#: (2.5e-6 for each).
 #: `_QUICK_S`: max CPU seconds of a baseline that is built for several sizes even if time is up.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program and the times of its range.
 #: `_BRIEF_S`: seconds that are allowed for the first program in any case.
-_TIMING_S, _QUICK_S, _LATE_S, _BRIEF_S = 4e-5, 0.1, 1.5, 0.25
+_TIMING_S, _QUICK_S, _LATE_S, _BRIEF_S = 1.5e-5, 0.1, 1.5, 0.25
 #: Min seconds that must be left for a synthesis to begin.
 LEAST_SYNTHESIS_S = 0.1
 
@@ -230,7 +230,7 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program] = {}  # of the fastest schedules, as far as time allows
         programs_s = _PROGRAMS_SHARE * limit.left_s
         fewest = min(len(each.schedule) for each in able)
-        if _FEWEST_PROGRAMS * _LOWER_S * _work_per_send(lowering) * fewest > programs_s:
+        if _FEWEST_PROGRAMS * self._lowering_s(fewest, lowering) > programs_s:
             programs_s = 0.0  # an interrupted program would be lowered again below, with all the time
         status = "done"
         try:
@@ -281,7 +281,7 @@ class PlanSearch:
             self.notes.append(f"too little time for sizes above {most}: the library serves them")
         if not programs:
             best = self._by_time(last)[0]
-            needed_s = _LOWER_S * _work_per_send(lowering) * len(best.schedule)
+            needed_s = self._lowering_s(len(best.schedule), lowering)
             about = f"no program, as that of {len(best.schedule)} sends takes about {math.ceil(needed_s)} s"
             more = "more time, or fewer instances" if lowering.get("instances", 1) != 1 else "more time"
             self.notes.append(f"{about}: give {more}, or use `taccl convert` for the schedule")
@@ -294,6 +294,10 @@ class PlanSearch:
                 return tiles
         return [(grid[0], grid[-1], min(programs, key=lambda each: each.finish(grid[-1])))]
 
+    def _lowering_s(self, num_sends: int, lowering: dict[str, Any]) -> float:
+        """Estimated seconds to lower a schedule of so many sends, and to check its program."""
+        return self.runtime.lower_s * _work_per_send(lowering) * num_sends
+
     def _by_time(self, size: int) -> list[TimedSchedule]:
         """Candidates by their predicted time at a size for which they were made, the fastest first."""
         return sorted(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
@@ -305,7 +309,7 @@ class PlanSearch:
         for each in self._by_time(size):
             if each in programs:
                 return
-            if _LOWER_S * _work_per_send(lowering) * len(each.schedule) > limit.left_s:
+            if self._lowering_s(len(each.schedule), lowering) > limit.left_s:
                 continue
             try:
                 with contextlib.suppress(OutOfTime), limit.enforced():

@@ -117,6 +117,9 @@ class Runtime:
         `repetitions`, `timeout_s`, `seed` and `note` by name, and returns a `RunReport`.
     run_options : tuple of str
         Options of ``taccl run`` that this runtime supports and others may not, such as ``"sizes"``.
+    lower_s : float
+        Approximate CPU seconds per send to lower a schedule and to check its program, by which plans decide
+        whether time suffices for a program.
 
     Raises
     ------
@@ -143,6 +146,7 @@ class Runtime:
     launch: Launch | None = None
     run: Any = ""
     run_options: tuple[str, ...] = ()
+    lower_s: float = 8e-5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name)

@@ -18,6 +18,7 @@ from taccl.topology.tuning import KERNEL_LAUNCH_US, PROTOCOLS
 _XML: dict[str, Any] = {
     "reads": "msccl-xml", "why_not": "taccl.explore.plan_xml:why_not",
     "check": "taccl.explore.plan_xml:check", "files": "taccl.explore.plan_xml:files",
+    "lower_s": 4.5e-5,  # 3.0e-5 to 5.8e-5 for ten schedules of 1,000 to 41,000 sends
 }  # fmt: skip
 _XML_LAUNCH = Launch(
     3.6,
@@ -45,6 +46,7 @@ RUNTIMES = {
             "mscclpp", "MSCCL++", "mscclpp", protocols=("Simple", "LL"), max_threadblocks=80, usual_for="any",
             why_not="taccl.explore.plan_mscclpp:why_not", check="taccl.explore.plan_mscclpp:check",
             files="taccl.explore.plan_mscclpp:files",
+            lower_s=2.5e-4,  # 1.5e-4 to 3.1e-4 for the same ten
             launch=Launch(
                 KERNEL_LAUNCH_US,
                 "published times of MSCCL++ on A100: one kernel, without NCCL's base; half of LL's rate",

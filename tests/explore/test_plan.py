@@ -28,6 +28,7 @@ from taccl.formats.msccl import xml
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.program import runtimes as limits
 from taccl.runtimes.registry import runtime_named
+from taccl.runtimes.table import RUNTIMES
 from taccl.synthesis.bounding import no_bound
 from taccl.topology.transform import without
 from tests.effort import AMPLE_S, brief_plan, brief_synthesis
@@ -441,7 +442,7 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
 
 def test_a_plan_without_time_for_programs_has_schedules_alone(tmp_path, monkeypatch):
     """If even the smallest program takes too long by estimate, the plan says so, and has its schedules."""
-    monkeypatch.setattr(plan_search, "_LOWER_S", 1e4)
+    monkeypatch.setattr(plan_search.PlanSearch, "_lowering_s", lambda _, num_sends, lowering: 1e4 * num_sends)
     monkeypatch.setattr(plan_search, "runnable", None)
     plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=100)
     note = "no program, as that of 12 sends takes about [0-9]+ s: give more time, or use `taccl convert`"
@@ -451,6 +452,18 @@ def test_a_plan_without_time_for_programs_has_schedules_alone(tmp_path, monkeypa
     assert {path.name for path in paths} == {"plan.json", "range-01.json"}
     assert json.loads(paths[0].read_text())["coverage"]["msccl"] == "msccl: no file"
     assert taccl.load(paths[1]) == plan.ranges[0].schedule
+
+
+@pytest.mark.parametrize(("lower_s", "has_program"), [(8e-5, True), (1e4, False)])
+def test_time_for_a_program_is_that_of_its_runtime(lower_s, has_program):
+    """A program is made if the runtime's own time per send fits into the time that is left."""
+    runtime = replace(RUNTIMES["msccl"], lower_s=lower_s)
+    search = plan_search.PlanSearch(GRID[:1], lambda _: None, [FOUR], runtime)
+    problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
+    search.add(taccl.baselines.ring(problem), "baseline ring, for 1KB")
+    (found,), _ = search.ranges(4, {"in_place": False}, Deadline.after(100.0))
+    assert (found.program is not None) == has_program
+    assert RUNTIMES["mscclpp"].lower_s > 4 * RUNTIMES["msccl"].lower_s
 
 
 def test_lowering_obeys_the_time_limit(monkeypatch):
@@ -569,7 +582,7 @@ def test_without_time_the_schedule_of_the_fewest_sends_gets_a_program(monkeypatc
 def test_a_program_that_takes_most_of_the_time_gets_all_of_it(monkeypatch):
     """If even the smallest program exceeds its share of the time, no attempt at several programs precedes it."""
     monkeypatch.setattr(plan_search, "busy_factor", lambda: 1.0)
-    monkeypatch.setattr(plan_search, "_LOWER_S", 2.0)
+    monkeypatch.setattr(plan_search.PlanSearch, "_lowering_s", lambda _, num_sends, lowering: 2.0 * num_sends)
     monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", endless)
     search = plan_search.PlanSearch(GRID[:1], lambda _: None, [FOUR])
     problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
