@@ -8,7 +8,8 @@ chunks.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import Seconds, checked, known_name
@@ -23,7 +24,7 @@ from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.spread import soonest_cut_us
+from taccl.baselines.spread import complete_so_far, soonest_cut_us, soonest_so_far, without_sketch
 from taccl.baselines.table import BASELINES, are_pairs, row_of
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
@@ -85,7 +86,8 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     cut : bool
         True to cut chunks into smaller ones while that shortens the schedule.
     time_limit_s : float, optional
-        Seconds after which no further baseline is tried. The first baseline is always completed.
+        Seconds after which no further baseline is tried, and no further form of one. One schedule is always
+        completed.
 
     Raises
     ------
@@ -98,14 +100,17 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     def attempt(name: str, *, cut: bool) -> Schedule | None:
         """Schedule of a baseline, in smaller chunks if `cut`; None if it is unsupported or out of time.
 
-        None also for the one-shot baseline if it is known to be slower than another one.
+        None also for the one-shot baseline if it is known to be slower than another one. Of the first
+        baseline, the forms that are complete when time is up count.
         """
         least_us = min((schedule.finish_us for schedule in made.values()), default=math.inf)
-        with suppress(CollectiveError, OutOfTime), deadline.enforced() if made else nullcontext():
+        complete = complete_so_far(without_sketch(problem))
+        complete.clear()
+        with suppress(CollectiveError, OutOfTime), deadline.enforced(lambda: bool(made or complete)):
             if BASELINES[name] is one_shot and not cut and least_one_shot_us(problem) > least_us:
                 return None
             return BASELINES[name](problem, cut=cut)
-        return None
+        return None if made or not complete else replace(complete[-1], problem=without_sketch(problem))
 
     # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
     first = "pairwise" if are_pairs(problem) else ""
@@ -122,4 +127,6 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
         if soonest_cut_us(whole) < times * fastest.finish_us:
             finer = attempt(name, cut=True)
             fastest = fastest if finer is None or finer.finish >= fastest.finish else finer
-    return fastest
+    if not (cut and deadline.has_passed):
+        return fastest
+    return min([fastest, *soonest_so_far(problem)], key=lambda schedule: schedule.finish)

@@ -9,7 +9,13 @@ from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, best, buckets, spread
 from taccl.baselines.direct import least_one_shot_us
-from taccl.baselines.spread import cut_chunks, cut_while_it_pays
+from taccl.baselines.spread import (
+    complete_so_far,
+    cut_chunks,
+    cut_while_it_pays,
+    keep_soonest,
+    without_sketch,
+)
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import together
 from taccl.problem.making import make_problem
@@ -156,6 +162,37 @@ def test_the_best_baseline_so_far_is_returned_once_time_is_up():
     problem = make_problem(fabrics.ring(4), collectives.allgather(4), chunk_bytes=1 << 20)
     first = BASELINES["tree"](problem, cut=False)
     assert best(problem, time_limit_s=1e-9).digest() == first.digest()
+
+
+def test_a_complete_form_of_the_first_baseline_counts_once_time_is_up(monkeypatch):
+    """If a form of the first baseline is complete when time is up, `best` returns it and tries no other."""
+    problem = make_problem(fabrics.ring(4), collectives.allgather(4), chunk_bytes=1 << 20)
+    form = BASELINES["ring"](problem, cut=False)
+
+    def endless(problem, *, cut):
+        complete_so_far(without_sketch(problem)).append(form)
+        while True:
+            pass
+
+    for name in BASELINES:
+        monkeypatch.setitem(BASELINES, name, endless)
+    assert best(problem, time_limit_s=1e-9).digest() == form.digest()
+
+
+def test_finer_chunks_that_were_made_in_time_count(monkeypatch):
+    """If time is up while finer chunks are tried, the best schedule in finer chunks so far is returned."""
+    problem = make_problem(fabrics.ring(4), collectives.allgather(4), chunk_bytes=1 << 20)
+    whole = BASELINES["ring"](problem, cut=False)
+    finer = replace(whole, start=whole.start // 2, end=whole.end // 2)
+
+    def made(problem, *, cut):
+        keep_soonest(problem, finer)
+        return whole
+
+    for name in BASELINES:
+        monkeypatch.setitem(BASELINES, name, made)
+    assert best(problem, time_limit_s=1e-9).finish == finer.finish < whole.finish
+    assert best(problem).finish == whole.finish
 
 
 def test_one_shot_finishes_no_sooner_than_its_bound():
