@@ -64,14 +64,25 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
     if is_large and (needs_all or not demand.single_ended):
         return best
     is_short = is_large or time.monotonic() >= limit
+    # Largest chunks first, in case time runs out: they tend to have the longest paths.
+    sizes = demand.problem.costs.chunk_units
+    order = _few_chunks(demand) if is_short else np.argsort(-sizes, kind="stable").tolist()
+    all_units = [0] * len(sizes) if divisible else sizes.tolist()
+    all_links = distances.all_carried(reducing=None if demand.sums_for_all else False).tolist()
     # Chunks with the same origins, links and size arrive everywhere at the same times.
     alike: dict[tuple[object, ...], list[float]] = {}
-    for place, c in enumerate(_few_chunks(demand) if is_short else _different_chunks(demand)):
+    seen: set[tuple[int, int, int]] = set()  # the parts of a chunk that was cut are one object
+    for place, c in enumerate(order):
         if place > _FEW_CHUNKS and time.monotonic() >= limit:
             break
-        data, units = collective.chunks[c], 0 if divisible else int(demand.problem.costs.chunk_units[c])
-        starts = tuple(distances.origins(c).items()) if collective.derivations else data.origins
-        key = (starts, links := demand.carried(c), units)
+        data, links, units = collective.chunks[c], all_links[c], all_units[c]
+        starts = data.origins
+        if collective.derivations:
+            starts = tuple(distances.origins(c).items())
+        elif (id(data), links, units) in seen:
+            continue
+        seen.add((id(data), links, units))
+        key = (starts, links, units)
         if key not in alike:
             if demand.sums_for_all:
                 arrival = distances.times(links, units)[list(data.origins)].max(axis=0)
@@ -85,12 +96,6 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
             what = f"the shortest path of chunk {c} to rank {target}"
             best = Claim(int(alike[key][target]), what, Path(c, target))
     return best
-
-
-def _different_chunks(demand: NeededSends) -> list[int]:
-    """A chunk of each kind, the largest first: they tend to have the longest paths, and time may run out."""
-    units = demand.problem.costs.chunk_units
-    return sorted(demand.example.values(), key=lambda c: -int(units[c]))
 
 
 def _few_chunks(demand: NeededSends) -> list[int]:
