@@ -108,7 +108,8 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
 def with_moved_roots(problem: Problem) -> Problem | None:
     """Problem with each sum rooted at a rank that all contributions reach and that reaches all destinations.
 
-    Roots that already satisfy this are kept. None if some chunk has no such rank.
+    Roots that already satisfy this are kept. None if some chunk has no such rank. Links with limits on roots
+    (`Clauses.carries_to`) still carry no contributions to the original roots that they exclude, if possible.
     """
     collective, ranks = problem.collective, range(problem.topology.num_ranks)
     groups = zip(collective.process_groups, collective.chunks_of_group, strict=True)
@@ -131,7 +132,23 @@ def with_moved_roots(problem: Problem) -> Problem | None:
         wanting = [rank for rank in serving[c] if rank in data.destinations] or serving[c]
         roots.append(data.root if data.root in serving[c] else wanting[c % len(wanting)])
     rooted = tuple(replace(c, root=root) for c, root in zip(collective.chunks, roots, strict=True))
-    return replace(problem, collective=replace(collective, chunks=rooted))
+    return _with_kept_limits(problem, replace(problem, collective=replace(collective, chunks=rooted)))
+
+
+def _with_kept_limits(problem: Problem, rooted: Problem) -> Problem:
+    """The problem with other roots, whose links carry no contributions to original roots that they exclude.
+
+    A link then excludes a root if any of the root's chunks had an excluded root before. If some delivery is
+    impossible without these links, `rooted` is returned as it is.
+    """
+    pairs = zip(problem.collective.chunks, rooted.collective.chunks, strict=True)
+    roots = [(old.root, new.root) for old, new in pairs if new.root is not None]
+    limits = {
+        link: frozenset(new for _, new in roots) - {new for old, new in roots if old not in allowed}
+        for link, allowed in problem.clauses.carries_to.items()
+    }
+    limited = rooted.with_clauses(carries_to=limits) if limits else rooted
+    return rooted if any(unmet(limited)) else limited
 
 
 def _demand_key(problem: Problem, chunk: int) -> Hashable:

@@ -5,18 +5,19 @@ from dataclasses import replace
 import pytest
 
 from taccl import collectives
+from taccl.analysis.verification.verify import verify
 from taccl.errors import SketchError, TopologyError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
 from taccl.sketch.library import load_sketch
-from taccl.sketch.reachability import check_reachable
+from taccl.sketch.reachability import check_reachable, with_moved_roots
 from taccl.sketch.sketch import Sketch
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
-from tests.effort import cpu_s
-from tests.synthesis.small_problems import linked
+from tests.effort import cpu_s, first_schedule
+from tests.synthesis.small_problems import linked, problem_of
 
 
 def apply(text, name="allgather", **options):
@@ -161,6 +162,21 @@ def test_a_sum_that_is_there_needs_no_path():
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     met = Collective("met", 2, (Chunk((0,), (0,), root=1),), combining=True)
     check_reachable(make_problem(builder.build(), met, chunk_bytes=1))
+
+
+def test_sums_at_other_roots_keep_the_limits_of_links():
+    """Contributions on a one-way ring of three cannot reach rank 0, as 1 -> 2 carries them to ranks 1 and 2 only.
+
+    So another rank makes the sum for rank 0. Its contributions must not use 1 -> 2, as its own sums might: they
+    go 2 -> 0 -> 1, and the sum of rank 1, too.
+    """
+    topology = linked("one way", [0] * 3, [(0, 1), (1, 2), (2, 0)], alpha_us=1, beta_us_per_mb=1)
+    clauses = {"carries_to": {1: frozenset({1, 2})}}
+    problem = problem_of(topology, collectives.allreduce(3), **clauses)
+    rooted = with_moved_roots(problem)
+    assert [chunk.root for chunk in rooted.collective.chunks] == [1, 1, 2]
+    assert rooted.clauses.carries_to == {1: frozenset({2})}
+    assert verify(first_schedule(problem)).ok
 
 
 @pytest.mark.slow
