@@ -19,7 +19,8 @@ from taccl.baselines import (
 from taccl.topology.fabrics import mesh
 from tests.fuzzing import MANY, thinned
 
-SIZES = [16_000, 64_000, 256_000, 10**6, 4 * 10**6, 16 * 10**6]
+#: Bytes: smallest, middle and largest, or more with ``TACCL_MANY``.
+SIZES = [16_000, 64_000, 256_000, 10**6, 4 * 10**6, 16 * 10**6] if MANY else [16_000, 10**6, 16 * 10**6]
 #: `ALPHA`: latency of a link in us per send.
 #: `BETA`: us per byte over a link.
 ALPHA, BETA = 0.5, 20e-6
