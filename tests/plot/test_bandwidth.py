@@ -6,6 +6,7 @@ import taccl
 from taccl import collectives
 from taccl.baselines.table import label_of
 from taccl.errors import InputError
+from taccl.plot import sizes
 from tests.effort import brief_synthesis, first_bounds
 from tests.synthesis.small_problems import full, problem_of, two_nodes
 
@@ -15,7 +16,15 @@ def rates(found):
     return taccl.plot.bandwidths(found, sizes=["4KB", "4MB", "64MB"])
 
 
+@pytest.fixture
+def _few_baselines(monkeypatch):
+    """Time two baselines only, for tests of other lines."""
+    some = {name: sizes.BASELINES[name] for name in ("ring", "pairwise")}
+    monkeypatch.setattr(sizes, "BASELINES", some)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_few_baselines")
 def test_key_is_beside_the_lines(exchange):
     """The legend begins to the right of the axes, so that it covers no curve."""
     ax = taccl.plot.bandwidth(exchange)
@@ -30,6 +39,7 @@ def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_few_baselines")
 def test_a_log_is_drawn_as_points(found, tmp_path, monkeypatch):
     """A log is drawn as points of bus bandwidth.
 
@@ -184,6 +194,7 @@ def test_other_tables_are_no_bandwidths():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_few_baselines")
 def test_beside_a_log_stands_the_bound_of_any_protocol(tmp_path, monkeypatch):
     """With a log, the bound of any protocol is drawn, as NCCL uses the faster LL for small sizes."""
     problem = taccl.make_problem(taccl.topologies.dgx_h100(profile="nccl"), "allgather", size_bytes="4MB")
