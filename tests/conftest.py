@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach tests that send it: shells make background processes ignore it."""
+    """Let Ctrl-C reach tests that send it, as shells make background processes ignore it; save CPU."""
     gc.disable()  # until all tests are collected, none of which is garbage
     # Write bytecode even in container images that disable it, else many processes would compile all.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Each process computes in one thread, before it loads numpy: threads for small matrices would only spin.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
