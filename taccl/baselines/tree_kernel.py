@@ -366,11 +366,12 @@ def reassign(
     for core in range(num_cores):
         for s in range(num_shapes):
             _sort(grid.near, cores.way[core, s], orders[core, s], room.step[0])
+    finish = _smoothed(grid, shares.sends, sharp, clashes, weight)
     for i in range(num_shares):
         own, own_begin, before = shares.core[i], shares.begin[i], np.inf
         if own >= 0:
             if _is_open(grid, cores, shares, i):
-                before = _smoothed(grid, shares.sends, sharp, clashes, weight)
+                before = finish
             _count(grid, cores, shares, i, -1)
         _smoothed(grid, shares.sends, sharp, clashes, weight)
         _set_prices(grid, shares, sharp, clashes, weight, room.price)
@@ -402,7 +403,9 @@ def reassign(
         _swap(shares, i, room)
         shares.core[i], shares.begin[i] = core, begin
         _count(grid, cores, shares, i, 1)
-        if own >= 0 and _smoothed(grid, shares.sends, sharp, clashes, weight) > before:
+        finish = _smoothed(grid, shares.sends, sharp, clashes, weight)
+        if own >= 0 and finish > before:
+            finish = before
             _count(grid, cores, shares, i, -1)
             _swap(shares, i, room)
             shares.core[i], shares.begin[i] = own, own_begin

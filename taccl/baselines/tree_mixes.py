@@ -41,17 +41,19 @@ _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 310_000
 #: `_MOST_CORES`: max sets of hubs that shares may have; those nearest to all ranks are kept.
 #: `_MOST_ORDERS`: max orders of the dimensions that the first trees take.
 _MOST_CORES, _MOST_ORDERS = 64, 6
-#: Each number of shares is `_FINER` times the one before, up to `_MOST_SHARES`, until it does not pay. Up to
-#: `_FEW_SHARES`, a number after the one that does not pay is tried, too.
-_FINER, _FEW_SHARES, _MOST_SHARES = 4, 50, 1500
+#: Each number of shares is `_FINER` times the one before, up to `_MOST_PARTS` with all images, until it does
+#: not pay. The first one loses about the share `_MOST_UNEVEN` of the time by uneven loads, if so many are
+#: possible.
+_FINER, _MOST_PARTS, _MOST_UNEVEN = 4, 8000, 0.5
 #: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
 #: for each doubling of the number of transfers.
 _PAYS = 0.998
-#: Numbers of steps grow by the share `_GROWTH`, but at least by 1, until `_PATIENCE` in a row give no earlier
-#: finish.
-_GROWTH, _PATIENCE = 1 / 8, 2
-#: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones.
-_BRIEF, _LONG = 6, 24
+#: Numbers of steps grow or fall by the share `_GROWTH`, but at least by 1, from an estimate, until that gives
+#: no earlier finish. `_LIKELY`: factor of the estimate, by which it is right on meshes of 16 and 64 ranks.
+_GROWTH, _LIKELY = 1 / 8, 0.6
+#: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones. Up to
+#: `_FEW_SENDS` (shares times steps times ranks, about 0.4 s), several numbers of steps get long searches.
+_BRIEF, _LONG, _FEW_SENDS = 6, 24, 200_000
 #: Sharpness of the smooth maximum over links in the first and the last sweep; times the mean time of a link's
 #: data in a step, it is a number.
 _SHARPNESS = 8.0, 60.0
@@ -61,7 +63,7 @@ _SHARPNESS = 8.0, 60.0
 #: long. The first value serves to compare numbers of shares and steps.
 _FREE, _CLASHES = 0.4, (0.5, 1.5, None)
 #: `_TRIES`: changes tried with each tree in a sweep. `_OTHERS`: a share tries one of so many other cores.
-_TRIES, _OTHERS = 40, 5
+_TRIES, _OTHERS = 40, 20
 #: CPU seconds to compile the kernel, if that was not done before.
 _COMPILE_S = 8.0
 
@@ -191,31 +193,27 @@ class _Mixes:
 
         - `until`, `most_transfers`: As for `soonest_mix`.
         """
-        best, late = None, 0
-        for number in self._numbers(most_transfers):
+        best, numbers = None, [*self._numbers(most_transfers)]
+        while len(numbers) > 1 and self._uneven(numbers[0]) > _MOST_UNEVEN:
+            del numbers[0]
+        for number in numbers:
             if best is not None and until.has_passed:
                 break
-            first = self.least_steps if best is None else best.steps - _added(best.steps)
-            found = self._over_steps(number, max(first, self.least_steps), until)
+            found = self._over_steps(number, until)
             if found is None:
                 break
-            if best is None or found.finish_us < _PAYS ** math.log2(number / best.number) * best.finish_us:
-                best, late = found, 0
-            elif (late := late + 1) > 1 or number > _FEW_SHARES:
+            pays = 1.0 if best is None else _PAYS ** math.log2(number / best.number)
+            if best is not None and found.finish_us >= pays * best.finish_us:
                 break
-        if best is None:
-            return None
-        number, steps = best.number, best.steps
-        for clash in _CLASHES[1:]:
-            best = self._sooner(best, number, steps, clash, _BRIEF, until)
-        return self._mix(self._sooner(best, number, steps, best.clash, _LONG, until))
+            best = found
+        return None if best is None else self._mix(self._improved(best, until))
 
     def _numbers(self, most_transfers: float) -> Iterator[int]:
         """Yield numbers of shares, each finer than the one before."""
         num_images = len(images(self.dims))
         least = self.num_chunks // math.gcd(self.num_chunks, num_images)
         per_share = 2 * (self.dims.num_ranks - 1) * num_images
-        finest = min(most_transfers / per_share, self.num_bytes / num_images, _MOST_SHARES)
+        finest = min(most_transfers / per_share, self.num_bytes / num_images, _MOST_PARTS / num_images)
         most = int(finest / least) * least
         number = least
         if number * per_share > _MOST_TRANSFERS or number * num_images > self.num_bytes:
@@ -225,24 +223,55 @@ class _Mixes:
             number = min(number * _FINER, most)
             yield number
 
-    def _over_steps(self, number: int, first: int, until: Deadline) -> _Found | None:
-        """Best of short searches over more and more steps."""
-        best, steps, late = None, first, 0
-        while late < _PATIENCE and (best is None or not until.has_passed):
-            found = self._searched(number, steps, _CLASHES[0], _BRIEF, until)
-            if found is not None and (best is None or found.finish_us < best.finish_us):
-                best, late = found, 0
-            elif best is not None:
-                late += 1
-            steps += _added(steps)
+    def _likely_steps(self, number: int) -> int:
+        """Estimate of the best number of steps.
+
+        With k steps, data flow in all but the first and last ones, which are as many as the `least_steps`.
+        Each step takes the latency, and uneven numbers of shares per link.
+        """
+        waits_us = float(self.alpha.mean()) + 2 * self.busy_us / self._sends_per_link(number)
+        return self.least_steps + int(_LIKELY * math.sqrt(self.busy_us * self.least_steps / waits_us))
+
+    def _sends_per_link(self, number: int) -> float:
+        """Mean number of sends of single parts over a link."""
+        dims, num_links = self.dims, int((self.near >= 0).sum())
+        return 2 * (dims.num_ranks - 1) * number * len(images(dims)) / num_links
+
+    def _uneven(self, number: int) -> float:
+        """Estimated share of the time that is lost as links carry whole numbers of parts in each step."""
+        return 2 * self._likely_steps(number) / self._sends_per_link(number)
+
+    def _over_steps(self, number: int, until: Deadline) -> _Found | None:
+        """Best of short searches over more and more steps, then over fewer and fewer."""
+        clash = _CLASHES[0]
+        middle = self._likely_steps(number)
+        best = self._searched(number, middle, clash, _BRIEF, until)
+        for way in (1, -1):
+            steps = middle if best is None else best.steps
+            while best is None or not until.has_passed:
+                steps += way * max(1, int(_GROWTH * steps))
+                if steps < self.least_steps or (best is None and way < 0):
+                    break
+                found = self._searched(number, steps, clash, _BRIEF, until)
+                if best is not None and (found is None or found.finish_us >= best.finish_us):
+                    break
+                best = found
         return best
 
-    def _sooner(
-        self, best: _Found, number: int, steps: int, clash: float | None, sweeps: int, until: Deadline
-    ) -> _Found:
-        """The better of `best` and another search, for which there may be no time."""
-        found = None if until.has_passed else self._searched(number, steps, clash, sweeps, until)
-        return best if found is None or found.finish_us >= best.finish_us else found
+    def _improved(self, best: _Found, until: Deadline) -> _Found:
+        """Best of long searches, first with as many steps; small problems also try other numbers of steps."""
+        number, steps = best.number, best.steps
+        tries = [(steps, clash) for clash in _CLASHES]
+        if number * steps * len(self.near) <= _FEW_SENDS:
+            more = max(1, int(_GROWTH * steps))
+            tries += [(each, clash) for each in (steps + more, steps - more) for clash in _CLASHES]
+        for each, clash in tries:
+            if until.has_passed:
+                break
+            found = self._searched(number, each, clash, _LONG, until)
+            if found is not None and found.finish_us < best.finish_us:
+                best = found
+        return best
 
     def _searched(
         self, number: int, steps: int, clash: float | None, sweeps: int, until: Deadline
@@ -320,11 +349,6 @@ class _Mixes:
             adds[now] = has[src[now]]
             np.logical_or.at(has, dst[now], adds[now])
         return step, src, dst, adds
-
-
-def _added(steps: int) -> int:
-    """Number of steps by which the next larger number of steps is larger."""
-    return max(1, int(_GROWTH * steps))
 
 
 def _links_of_ranks(dims: Dimensions, table: Ints) -> tuple[Ints, Ints]:

@@ -41,7 +41,7 @@ def test_links_of_a_square_mesh_are_in_six_classes():
         # Plans with hubs of each line took 23.83 us, and trees of any shape by linear programs 23.06 us.
         ((4, 4), 1_000_000, 23.0),
         # Plans with hubs of each line took 16.57 us.
-        ((8, 8), 256_000, 15.8),
+        ((8, 8), 256_000, 15.6),
     ],
 )
 def test_mixes_of_trees_finish_before_other_forms(sizes, num_bytes, before_us):
@@ -71,7 +71,7 @@ def test_plans_spread_every_contribution(sizes):
 
 @pytest.mark.parametrize(
     "sizes",
-    [(3,), (4,), (2, 4), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3, 5), (2, 2, 3)))],
+    [(3,), (4,), *(pytest.param(each, marks=pytest.mark.slow) for each in ((2, 4), (3, 5), (2, 2, 3)))],
 )
 @pytest.mark.parametrize("num_bytes", [4_800, 480_000])
 def test_mixes_are_valid(sizes, num_bytes):
