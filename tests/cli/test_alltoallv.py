@@ -80,7 +80,10 @@ def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
             "--matrix: allgather takes none, only alltoallv does",
         ),
         ([*WORDS, "--matrix", "FILE", "--size", "1MB"], "--size: alltoallv takes none; leave it out"),
-        (["--topology", "ring:4", *WORDS[2:], "--matrix", "FILE"], "sizes: found a matrix of shape (3, 3)"),
+        (
+            ["--topology", "ring:4", *WORDS[2:], "--matrix", "FILE"],
+            "found a matrix of 3 ranks; expected one of 4",
+        ),
     ],
     ids=["no matrix", "no skew", "another collective", "a size", "another number of ranks"],
 )
