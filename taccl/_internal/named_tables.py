@@ -12,6 +12,11 @@ from taccl.errors import FormatError
 
 #: Cells without a number that tools write on the diagonal, in lower case.
 _NOTHING = ("", "-", "x", "na", "n/a", "nan", "none", "null")
+#: Headers of the two columns of hosts or ranks in a list of pairs.
+ENDS = (
+    re.compile(r"(src|source|from|sender|client)(?![a-z])", re.IGNORECASE),
+    re.compile(r"(dst|dest|destination|to|receiver|server|target|peer)(?![a-z])", re.IGNORECASE),
+)
 #: Number with commas between thousands.
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
 

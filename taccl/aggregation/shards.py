@@ -18,7 +18,7 @@ from taccl._internal.names import matching, shown
 from taccl._internal.reading import read_text
 from taccl._internal.units import format_count, format_us, parse_size
 from taccl.errors import InputError
-from taccl.problem.byte_matrices import bytes_of
+from taccl.problem.byte_matrices import BYTES_HEAD, bytes_of
 from taccl.problem.collectives import exchange
 from taccl.problem.making import make_problem
 from taccl.synthesis.synthesize import synthesize
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Hold, Topology
 
 _MOST_CHUNKS = 5_000_000
-#: Heads of the columns with bytes and with names, in lower case.
-_BYTES_HEAD = re.compile(r"(?:(?:size|num)[ _]?(?:in )?)?\(?bytes\)?|size")
+#: Heads of the column with names, in lower case.
 _LAYER_HEAD = re.compile(r"(?:(?:layer|param(?:eter)?|tensor)[ _]?)?name|layer|param(?:eter)?|tensor")
 
 
@@ -216,7 +215,7 @@ def _layers_in(path: str) -> dict[str, int]:
         if line.strip()
     ]
     head = [cell.lower() for cell in rows[0][1]]
-    size = next((place for place, cell in enumerate(head) if _BYTES_HEAD.fullmatch(cell)), None)
+    size = next((place for place, cell in enumerate(head) if BYTES_HEAD.fullmatch(cell)), None)
     layers = [place for place, cell in enumerate(head) if _LAYER_HEAD.fullmatch(cell)]
     layer = next(iter(layers or [place for place in range(len(head)) if place != size]), 0)
     found: dict[str, int] = {}

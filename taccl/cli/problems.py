@@ -289,7 +289,7 @@ def sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.in
     if not os.path.exists(options.matrix):
         said = f"found {options.matrix!r}, which is no file; expected {MATRICES}"
         raise InputError(said, where="--matrix")
-    sizes = load_sizes(options.matrix)
+    sizes = load_sizes(options.matrix, num_ranks=num_ranks)
     if len(sizes) != num_ranks:
         said = f"found a matrix of {len(sizes)} ranks; expected one of {num_ranks}, as the topology has"
         raise InputError(said, where=options.matrix)

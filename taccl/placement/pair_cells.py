@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl._internal.named_tables import is_index, is_nothing, square_of
+from taccl._internal.named_tables import ENDS, is_index, is_nothing, square_of
 from taccl._internal.names import first_of, shown
 from taccl.errors import FormatError
 
@@ -28,11 +28,6 @@ _TIME = re.compile(
 _ROUND_TRIP = re.compile(r"(?<![a-z])(rtt|round[ _-]?trip|ping(?![ _-]?pong|[a-z]))", re.IGNORECASE)
 #: {beginning of a unit of time: microseconds}.
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "micro": 1.0, "m": 1e3, "milli": 1e3}
-#: Headers of the two columns of hosts in a list of pairs.
-_ENDS = (
-    re.compile(r"(src|source|from|sender|client)(?![a-z])", re.IGNORECASE),
-    re.compile(r"(dst|dest|destination|to|receiver|server|target|peer)(?![a-z])", re.IGNORECASE),
-)
 #: Separators of cells, in order of preference; a line without any of them is split at blanks.
 _SEPARATORS = "|;\t,"
 #: Number whose decimal mark is a comma.
@@ -200,7 +195,7 @@ def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | Non
     if len(body) > 1 and len(body[0][1]) > 2 and all(map(np.isnan, map(_number, body[0][1]))):
         corners = body.pop(0)[1][2:]
     head = next(iter(rows.values()), [])
-    has_head = len(body) < len(rows) and all(end.match(cell) for end, cell in zip(_ENDS, head, strict=False))
+    has_head = len(body) < len(rows) and all(end.match(cell) for end, cell in zip(ENDS, head, strict=False))
     for _, row in body:
         if len(row) < 3 or not (has_head or all(map(is_name, row[:2]))) or np.isnan(_number(row[2])):
             return None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl._internal.arguments import checked
-from taccl._internal.named_tables import cells_of, is_nothing, square_of
+from taccl._internal.arguments import Count, checked
+from taccl._internal.named_tables import ENDS, cells_of, is_nothing, square_of
 from taccl._internal.names import quoted, shown
 from taccl._internal.reading import read_bytes, read_text
 from taccl._internal.units import parse_size
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 #: Number of bytes of all pairs together from which 64-bit sums would overflow.
 _MOST_BYTES = 2.0**62
+_MOST_RANKS = 8192  #: Max ranks of a list of pairs, whose matrix then has 512 MiB.
 _DIGITS = 19  #: Number of decimal digits with which a number may exceed this.
 #: A number without a unit, in decimal or scientific notation.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -33,6 +34,8 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORE
 _ZERO = re.compile(r"(?:0+\.?0*|\.0+)\s*([A-Za-z]*)", re.ASCII)
 #: Beginning of a list of lists, as JSON or as Python prints it, such as ``tensor([[0, 1],``.
 _LISTS = re.compile(r"\s*(?:[\w.]+\()?\[\s*\[(?!\s*\[)")
+#: Head of a column with bytes.
+BYTES_HEAD = re.compile(r"(?:(?:size|num)[ _]?(?:in )?)?\(?bytes\)?|size", re.IGNORECASE)
 #: Name of a rank in a table, with its number.
 _RANK = re.compile(r"(?:rank|gpu|r|p)?[ _-]?(\d{1,9})", re.ASCII | re.IGNORECASE)
 
@@ -111,13 +114,16 @@ def _whole(table: NDArray[Any]) -> NDArray[Any]:
 
 
 @checked
-def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
+def load_sizes(path: str | os.PathLike[str], *, num_ranks: Count | None = None) -> NDArray[np.int64]:
     """Load an alltoallv's matrix of bytes per pair of ranks, from ``.npy`` or text with a line per rank.
 
     Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` and whole
     numbers like ``6.4e+07``, as ``numpy.savetxt`` writes them, are allowed. Lines that begin with ``#`` are
     comments. Ranks may be named in the first row, in the first column, or in both, and the diagonal may be
-    empty. Lists of lists, as JSON or as Python prints them, are read as well.
+    empty. Lists of lists, as JSON or as Python prints them, are read as well, and lists of pairs of ranks
+    below a header such as ``src,dst,bytes``.
+
+    - `num_ranks`: Number of ranks of a list of pairs, which may lack some; default: up to the last one.
 
     Returns
     -------
@@ -136,6 +142,8 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     if cut := next((number for number, cells in rows if "..." in cells), None):
         said = f"line {cut}: found '...', as of a matrix that is printed in part; save it by numpy.save"
         raise FormatError(said, where=where)
+    if rows and all(end.match(cell) for end, cell in zip(ENDS, [*rows[0][1], "", ""], strict=False)):
+        return _of_pairs(rows, num_ranks or 0, where)
     square = square_of(rows, where, is_name=_is_name, each="rank")
     made = np.zeros((len(square.names), len(square.names)), np.int64)
     for place, (number, cells) in enumerate(square.rows):
@@ -148,6 +156,35 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
                 raise FormatError(f"line {number}: {error.message}", where=where) from None
     ranks = _ranks_in(square.names)
     return made if ranks is None else made[np.ix_(np.argsort(ranks), np.argsort(ranks))]
+
+
+def _of_pairs(rows: Sequence[Row], num_ranks: int, where: str) -> NDArray[np.int64]:
+    """Matrix of a list of pairs: rows (source, destination, bytes) below a header."""
+    (_, head), *body = rows
+    if len(head) != 3 or not BYTES_HEAD.fullmatch(head[2]):
+        said = f"found the columns {shown(', '.join(head), 60)}; expected source, destination and bytes alone"
+        raise FormatError(f"line {rows[0][0]}: {said}", where=where)
+    found: dict[tuple[int, int], int] = {}
+    for number, cells in body:
+        ranks = [match for match in map(_RANK.fullmatch, cells[:2]) if match]
+        if len(cells) != 3 or len(ranks) != 2:
+            said = f"found {shown(', '.join(cells), 60)}; expected two numbers of ranks, and bytes"
+            raise FormatError(f"line {number}: {said}", where=where)
+        pair = int(ranks[0][1]), int(ranks[1][1])
+        if pair in found:
+            said = f"found the pair {pair[0]} to {pair[1]} again; keep one of its rows"
+            raise FormatError(f"line {number}: {said}", where=where)
+        try:
+            found[pair] = bytes_of(cells[2])
+        except InputError as error:
+            raise FormatError(f"line {number}: {error.message}", where=where) from None
+    size = max(num_ranks, *(rank + 1 for pair in found for rank in pair), 1)
+    if size > _MOST_RANKS:
+        raise FormatError(f"found rank {size - 1}; expected ranks below {_MOST_RANKS}", where=where)
+    made = np.zeros((size, size), np.int64)
+    for pair, num_bytes in found.items():
+        made[pair] = num_bytes
+    return made
 
 
 def _of_numpy(content: bytes, where: str) -> NDArray[np.int64]:

@@ -50,6 +50,20 @@ def test_names_of_ranks_are_read(tmp_path, content):
     assert load_sizes(tmp_path / "named.csv").tolist() == SIZES
 
 
+@pytest.mark.parametrize("content", [
+    "src,dst,bytes\n0,1,10\n0,2,2KB\n1,0,3\n1,2,1\n2,0,4\n2,1,5\n",
+    "from\tto\tsize_bytes\nrank2\trank0\t4\nrank2\trank1\t5\nrank0\trank1\t10\nrank0\trank2\t2e3\nrank1\trank0\t3\n"
+    "rank1\trank2\t1\nrank1\trank1\t0\n",
+])  # fmt: skip
+def test_lists_of_pairs_are_read(tmp_path, content):
+    """A header that names source and destination begins a list of pairs, also if as many ranks as columns."""
+    (tmp_path / "pairs.csv").write_text(content)
+    assert load_sizes(tmp_path / "pairs.csv").tolist() == SIZES
+    (tmp_path / "two.csv").write_text("src,dst,bytes\n0,1,100\n1,0,7\n")
+    assert load_sizes(tmp_path / "two.csv").tolist() == [[0, 100], [7, 0]]
+    assert load_sizes(tmp_path / "two.csv", num_ranks=3).tolist() == [[0, 100, 0], [7, 0, 0], [0, 0, 0]]
+
+
 def test_a_matrix_that_begins_with_the_numbers_of_its_columns_is_whole(tmp_path):
     """Only a row too many is a header: ``0,1,2`` above two further rows is the data of rank 0."""
     (tmp_path / "sizes.csv").write_text("0,1,2\n3,0,1\n4,5,0\n")
@@ -79,6 +93,9 @@ def test_sizes_are_read_from_numpy(tmp_path, dtype):
         ("deep.txt", b"[[[0, 1], [2, 0]]]", "expected a square"),
         ("cut.txt", b"[[0 1 ... 3]\n [2 0 ... 1]]", "line 1: found '...', as of a matrix .* numpy.save"),
         ("digits.csv", "0,²\n2,0".encode(), "line 1: found '²'; expected a"),
+        ("unit.csv", b"src,dst,us\n0,1,3\n", "line 1: found the columns src, dst, us; expected source"),
+        ("again.csv", b"src,dst,bytes\n0,1,3\n0,1,4\n", "line 3: found the pair 0 to 1 again"),
+        ("host.csv", b"src,dst,bytes\na,b,3\n", "line 2: found a, b, 3; expected two numbers of ranks"),
         ("text.npy", b"0,1\n2,0", "found no NumPy array"),
         ("none.csv", b"", "the file is empty"),
         ("comment.csv", b"# none\n", "found no rows; expected a matrix, a row for every rank"),
