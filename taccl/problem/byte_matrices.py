@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,8 @@ _DIGITS = 19  #: Number of decimal digits with which a number may exceed this.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 #: Zero with or without a unit.
 _ZERO = re.compile(r"(?:0+\.?0*|\.0+)\s*([A-Za-z]*)", re.ASCII)
+#: Unit of sizes, alone or in brackets at the end of the first cell or of a comment, as in ``sizes in MB``.
+_UNIT = re.compile(r"(?<![\w.])(?<!\d )([KMGT]i?B)[)\]]?\s*$")
 #: Beginning of a list of lists, as JSON or as Python prints it, such as ``tensor([[0, 1],``.
 _LISTS = re.compile(r"\s*(?:[\w.]+\()?\[\s*\[(?!\s*\[)")
 #: Head of a column with bytes.
@@ -119,9 +122,10 @@ def load_sizes(path: str | os.PathLike[str], *, num_ranks: Count | None = None) 
 
     Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` and whole
     numbers like ``6.4e+07``, as ``numpy.savetxt`` writes them, are allowed. Lines that begin with ``#`` are
-    comments. Ranks may be named in the first row, in the first column, or in both, and the diagonal may be
-    empty. Lists of lists, as JSON or as Python prints them, are read as well, and lists of pairs of ranks
-    below a header such as ``src,dst,bytes``.
+    comments. The first cell or a comment may end with the unit of all numbers, such as MB. Ranks may be named
+    in the first row, in the first column, or in both, and the diagonal may be empty. Lists of lists, as JSON
+    or as Python prints them, are read as well, and lists of pairs of ranks below a header such as
+    ``src,dst,bytes``.
 
     - `num_ranks`: Number of ranks of a list of pairs, which may lack some; default: up to the last one.
 
@@ -138,24 +142,36 @@ def load_sizes(path: str | os.PathLike[str], *, num_ranks: Count | None = None) 
     where = os.fspath(path)
     if where.lower().endswith(".npy"):
         return _of_numpy(read_bytes(path), where)
-    rows = _rows_in(read_text(path))
+    text = read_text(path)
+    rows = _rows_in(text)
     if cut := next((number for number, cells in rows if "..." in cells), None):
         said = f"line {cut}: found '...', as of a matrix that is printed in part; save it by numpy.save"
         raise FormatError(said, where=where)
     if rows and all(end.match(cell) for end, cell in zip(ENDS, [*rows[0][1], "", ""], strict=False)):
         return _of_pairs(rows, num_ranks or 0, where)
     square = square_of(rows, where, is_name=_is_name, each="rank")
+    comments = [line for line in text.splitlines() if line.lstrip().startswith("#")]
+    unit_bytes = _unit_bytes([square.corner, *comments], where)
     made = np.zeros((len(square.names), len(square.names)), np.int64)
     for place, (number, cells) in enumerate(square.rows):
         for column, cell in enumerate(cells):
             if place == column and is_nothing(cell):
                 continue
             try:
-                made[place, column] = bytes_of(cell)
+                made[place, column] = bytes_of(cell, unit_bytes)
             except InputError as error:
                 raise FormatError(f"line {number}: {error.message}", where=where) from None
     ranks = _ranks_in(square.names)
     return made if ranks is None else made[np.ix_(np.argsort(ranks), np.argsort(ranks))]
+
+
+def _unit_bytes(said: Sequence[str], where: str) -> int:
+    """Bytes in the unit that the first cell or a comment names; 1 if none does, `FormatError` for several."""
+    units = {match[1] for text in said if (match := _UNIT.search(text))}
+    if len(units) > 1:
+        found = " and ".join(sorted(units))
+        raise FormatError(f"found the units {found}; expected one for all numbers", where=where)
+    return parse_size(f"1{units.pop()}") if units else 1
 
 
 def _of_pairs(rows: Sequence[Row], num_ranks: int, where: str) -> NDArray[np.int64]:
@@ -232,12 +248,14 @@ def _ranks_in(names: Sequence[str]) -> list[int] | None:
     return ranks if is_whole else None
 
 
-def bytes_of(word: str) -> int:
-    """Bytes from a cell of a table: a whole number in any notation, or a size with a unit.
+def bytes_of(word: str, unit_bytes: int = 1) -> int:
+    """Bytes from a cell of a table: a number in any notation, or a size with a unit.
 
-    Raises `InputError` if the word is neither.
+    - `unit_bytes`: Bytes in the unit of numbers that have none of their own.
+
+    Raises `InputError` if the word is neither, or no whole number of bytes.
     """
-    if word.isascii() and word.isdecimal() and len(word) < _DIGITS:
+    if unit_bytes == 1 and word.isascii() and word.isdecimal() and len(word) < _DIGITS:
         return int(word)
     if match := _ZERO.fullmatch(word):
         return 0 * parse_size(f"1{match[1]}")
@@ -246,9 +264,9 @@ def bytes_of(word: str) -> int:
             said = f"found {shown(repr(word), 60)}; expected a number of bytes or a size such as '64KB'"
             raise InputError(said)
         return parse_size(word)
-    value = float(word)
-    if not 0 <= value < _MOST_BYTES:
+    if not 0 <= float(word) * unit_bytes < _MOST_BYTES:
         raise InputError(f"found {shown(repr(word), 60)}; expected from 0 to less than 2**62 bytes")
-    if not value.is_integer():
+    value = Fraction(word) * unit_bytes
+    if value.denominator != 1:
         raise InputError(f"found {shown(repr(word), 60)}; expected a whole number of bytes")
-    return int(word) if word.isdecimal() else int(value)
+    return int(value)

@@ -18,7 +18,7 @@ SIZES = [[0, 10, 2000], [3, 0, 1], [4, 5, 0]]
     ("name", "content"),
     [
         ("commas.csv", "0, 10, 2KB\n3,0,1\n4,5,0\n"),
-        ("blanks.txt", "# bytes\n0 10 2000\n\n3 0 1\n4 5 0"),
+        ("blanks.txt", "# bytes, of 64 MB per rank, at 5 GB/s; in all 64 MB\n0 10 2000\n\n3 0 1\n4 5 0"),
         ("semicolons.csv", "0;10;2000;\n3;0;1;\n4;5;0;\n"),
         ("savetxt.txt", "0.000000e+00 1.000000e+01 2.000000e+03\n3.0 0.0 1.0\n4 5E0 .0\n"),
         ("units.csv", "0KB,10B,2 KB\n3,0.0MB,1\n4,5,0B\n"),
@@ -48,6 +48,16 @@ def test_names_of_ranks_are_read(tmp_path, content):
     """Names may head rows, columns or both, the diagonal may be empty, and rows that name ranks are sorted."""
     (tmp_path / "named.csv").write_text(content)
     assert load_sizes(tmp_path / "named.csv").tolist() == SIZES
+
+
+@pytest.mark.parametrize("content", [
+    "KB,0,1,2\n0,0,0.01,2\n1,3e-3,0,0.001\n2,.004,5B,0\n", "# sizes in KB\n0,0.01,2\n0.003,0,1e-3\n0.004,0.005,0\n",
+    "src/dst (KB)\ta\tb\tc\na\t0\t0.01\t2\nb\t0.003\t0\t0.001\nc\t0.004\t0.005\t0\n",
+])  # fmt: skip
+def test_the_first_cell_or_a_comment_names_the_unit(tmp_path, content):
+    """Numbers without a unit are in the unit above them, also with fractions that make whole bytes."""
+    (tmp_path / "units.csv").write_text(content)
+    assert load_sizes(tmp_path / "units.csv").tolist() == SIZES
 
 
 @pytest.mark.parametrize("content", [
@@ -93,6 +103,7 @@ def test_sizes_are_read_from_numpy(tmp_path, dtype):
         ("deep.txt", b"[[[0, 1], [2, 0]]]", "expected a square"),
         ("cut.txt", b"[[0 1 ... 3]\n [2 0 ... 1]]", "line 1: found '...', as of a matrix .* numpy.save"),
         ("digits.csv", "0,²\n2,0".encode(), "line 1: found '²'; expected a"),
+        ("units.csv", b"# in KB\n# in MB\n0,1\n2,0\n", "found the units KB and MB; expected one"),
         ("unit.csv", b"src,dst,us\n0,1,3\n", "line 1: found the columns src, dst, us; expected source"),
         ("again.csv", b"src,dst,bytes\n0,1,3\n0,1,4\n", "line 3: found the pair 0 to 1 again"),
         ("host.csv", b"src,dst,bytes\na,b,3\n", "line 2: found a, b, 3; expected two numbers of ranks"),
