@@ -428,3 +428,14 @@ def test_the_latency_of_the_largest_chunk_is_computed_first():
     problem = alltoallv_problem(ring(8), sizes, chunk_bytes=64 * MB)
     hurried = lower_bound(problem, budget_s=0.0, limit_s=0.0)
     assert (hurried.kind, hurried.limits) == ("latency", "the shortest path of chunk 52 to rank 3")
+
+
+@pytest.mark.slow
+def test_cuts_around_ranks_are_evaluated_for_many_ranks():
+    """With 1,600 ranks, the bytes into a rank bound an allgather over all chunkings also without a budget.
+
+    Two links of 20 us/MB enter a corner of the mesh, so 1,599 MB take 15,990 us.
+    """
+    problem = make_problem(mesh(40, 40), collectives.allgather(1600), chunk_bytes=MB)
+    bound = lower_bound(problem, divisible=True, budget_s=0)
+    assert bound.bound_us >= 15_990 and bound.check()

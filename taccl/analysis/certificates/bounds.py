@@ -52,9 +52,10 @@ from taccl.sketch.reachability import check_possible
 #: Max number of origins plus destinations, added over different chunks, for which cut bounds use release
 #: dates and tails. Above it, sends over a cut are only counted. Chunks of one `ChunkKind` count once.
 _MAX_TIMED = 60_000
-#: Max number of origins plus destinations of different chunks for which cuts around nodes and ranks are
-#: evaluated before other bounds. It applies to divisible data.
-_MAX_CUT = 2_500_000
+#: `_MAX_CUT`: max number of origins plus destinations of different chunks for which cuts around nodes and
+#: ranks are evaluated before other bounds of divisible data (1.1 s of CPU and 330 MB for 10,000 ranks).
+#: `_MAX_FOUND`: the same for finders without linear programs.
+_MAX_CUT, _MAX_FOUND = 120_000_000, 2_500_000
 #: Max number of origins plus destinations of different chunks, up to symmetry, for which a problem is small.
 #: On small problems, all finders of bounds without linear programs run, even beyond the time limit
 #: (fractions of a second).
@@ -351,7 +352,7 @@ class _Finders:
         finders = ALL_CHUNKINGS if self._is_countable else OF_MANY_RANKS
         if not self._divisible:
             finders = WHOLE_CHUNKS if is_timed else [spread_tail_bounds]
-        elif self._crossings > _MAX_CUT:
+        elif self._crossings > _MAX_FOUND:
             finders = []
         return [partial(find, self._demand, in_network=self._in_network) for find in finders]
 
