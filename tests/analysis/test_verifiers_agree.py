@@ -305,6 +305,8 @@ def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
         monkeypatch.setattr(replay, "BLOCK", in_columns.BLOCK)
         monkeypatch.setattr(replay, "_PASS", rng.choice((1, 5, 1 << 20)))
         monkeypatch.setattr(in_columns, "MANY", rng.choice((0, 1 << 15)))  # compiled, or as Python
+        by_sorts = random.Random(f"{seed} forms").random() < 0.5
+        monkeypatch.setattr(in_columns, "SOME", 0 if by_sorts else 1 << 15)
         problem = replace(problem, clauses=random_clauses(rng, problem.topology))
         dates = random.Random(f"{seed} dates")
         if dates.random() < 0.2:

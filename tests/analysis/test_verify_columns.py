@@ -234,3 +234,20 @@ def test_a_sum_that_a_rank_sends_many_times_is_composed_once(monkeypatch):
     assert verify(schedule).ok
     assert compared
     assert len(set(compared)) == len(compared)
+
+
+def test_many_copies_are_judged_by_sorts(monkeypatch):
+    """A valid alltoall of hundreds of transfers is judged without a loop over its sends.
+
+    Loops in Python would take most of the time of the verifier, and numba takes 0.3 s to load.
+    """
+    problem = make_problem(taccl.topologies.dgx_h100(3), "alltoall", size_bytes="1MB")
+    schedule = taccl.baselines.pairwise(problem, cut=False)
+    assert schedule.num_transfers >= columns.SOME
+    monkeypatch.setattr(columns, "MANY", 1 << 30)
+    for module, name in ((data, "fitted"), (sends, "fitted")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("a loop over sends"))
+    assert verify(schedule).ok
+    late = replace(schedule, start=schedule.start // 2)
+    monkeypatch.undo()
+    assert not verify(late).ok

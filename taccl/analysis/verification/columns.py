@@ -26,9 +26,11 @@ from taccl.schedule.schedule import Schedule
 
 #: Transfers per block, so that the columns of a block fit into the processor's cache.
 BLOCK = 1 << 16
+#: `SOME`: min transfers for which sorts of whole columns replace interpreted loops, where they can.
 #: `MANY`: min transfers of a schedule for which compiled loops are used, if numba is loaded.
-#: `_TIMES_UNLOADED`: factor on this minimum if numba is not loaded yet, as loading takes 0.5 s.
-MANY, _TIMES_UNLOADED = 1 << 15, 4
+#: `_TIMES_UNLOADED`: factors on this minimum, for copies and for sums, if numba is not loaded yet, as loading
+#: takes 0.4 s of CPU. Sorts judge copies in a third of the time of the loops that sums need.
+SOME, MANY, _TIMES_UNLOADED = 1 << 8, 1 << 15, (8, 4)
 #: Ticks per microsecond of a problem that show that its costs were rounded up, if they need a finer grid.
 _ROUNDED_TICKS_PER_US = (10**9, 10**6)
 _BYTES_PER_MB = 10**6
@@ -161,7 +163,11 @@ class Columns:
         self.clauses, self.ticks, self.ends = problem.clauses, ExactTicks(problem), LinkEnds.of(problem)
         self.chunk, self.link, self.start, self.end, self.group, reduce = schedule.kept
         #: True if the schedule has enough transfers for compiled loops.
-        self.is_large = len(self) >= MANY * (1 if "numba" in sys.modules else _TIMES_UNLOADED)
+        self.is_large = len(self) >= MANY * (
+            1 if "numba" in sys.modules else _TIMES_UNLOADED[problem.collective.sums_up]
+        )
+        #: True if it has enough of them for sorts of whole columns in place of interpreted loops.
+        self.is_sorted = not self.is_large and len(self) >= SOME
         #: (num_links,) Duration in ticks of a chunk over each link; None if chunks have several sizes.
         self._of_link: NDArray[np.int64] | None = None
         if len(set(problem.chunk_bytes)) == 1:

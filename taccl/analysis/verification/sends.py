@@ -190,22 +190,54 @@ class Contention:
         """Add the hold intervals of a block's sends to the sweep, and keep the overlaps that it finds."""
         after = block.first + len(block.chunk)
         next_start = int(self._columns.start[after]) if after < len(self._columns) else NEVER
-        count = len(self._waiting[0])
-        room = np.empty((4, count + len(block.chunk) * self._most_holds), np.int64)
-        held = Held(*room)
-        for column, waiting in zip(held, self._waiting, strict=True):
-            column[:count] = waiting
-        count = fitted(list_holds, self._columns.is_large)(block, self._holds, held, count)
+        held, count = (self._held if self._columns.is_sorted else self._listed)(block)
         begin = held.begin[:count]
         order = np.arange(count)
         if (begin[1:] < begin[:-1]).any():
             order = np.argsort(begin, kind="stable")
             begin = begin[order]
         final = int(np.searchsorted(begin, next_start))
-        clashes = np.empty((MOST_LISTED + 1, 5), np.int64)
-        found = fitted(sweep, self._columns.is_large)(held, order[:final], self._until, self._holder, clashes)
-        self._clashes.append(clashes[:found].copy())
+        if not (self._columns.is_sorted and self._is_clear(held, order[:final])):
+            clashes, state = np.empty((MOST_LISTED + 1, 5), np.int64), (self._until, self._holder)
+            found = fitted(sweep, self._columns.is_large)(held, order[:final], *state, clashes)
+            self._clashes.append(clashes[:found].copy())
         self._waiting = tuple(column[order[final:]] for column in held)
+
+    def _listed(self, block: Block) -> tuple[Held, int]:
+        """(intervals that wait and those of a block's sends, in columns with spare rows, their number)."""
+        count = len(self._waiting[0])
+        held = Held(*np.empty((4, count + len(block.chunk) * self._most_holds), np.int64))
+        for column, waiting in zip(held, self._waiting, strict=True):
+            column[:count] = waiting
+        return held, fitted(list_holds, self._columns.is_large)(block, self._holds, held, count)
+
+    def _held(self, block: Block) -> tuple[Held, int]:
+        """The same by arrays, without a loop."""
+        holds, sent = self._holds, np.flatnonzero(block.units >= 0)
+        first = holds.of_link[block.link[sent]]
+        each = holds.of_link[block.link[sent] + 1] - first
+        send = np.repeat(sent, each)
+        at = np.arange(len(send)) + np.repeat(first - (np.cumsum(each) - each), each)
+        length = -(-(holds.alpha[at] + block.units[send] * holds.beta[at]) // holds.divisor)
+        begin = np.where(holds.receives[at], block.end[send] - length, block.start[send])
+        columns = holds.resource[at], begin, begin + length, block.first + send
+        held = Held(*map(np.append, self._waiting, columns))
+        return held, len(held.begin)
+
+    def _is_clear(self, held: Held, order: NDArray[np.int64]) -> bool:
+        """True if no intervals of a resource overlap; they are then swept.
+
+        - `order`: Rows of `held` in order of start.
+        """
+        rows = order[np.argsort(held.resource[order], kind="stable")]
+        resource, begin, until = held.resource[rows], held.begin[rows], held.until[rows]
+        is_first = np.diff(resource, prepend=-1) != 0
+        before = np.where(is_first, self._until[resource], np.append(-NEVER, until[:-1]))
+        if (begin < before).any():
+            return False
+        last = np.flatnonzero(np.append(is_first[1:], True))[: len(rows)]
+        self._until[resource[last]], self._holder[resource[last]] = until[last], held.send[rows[last]]
+        return True
 
     def report(self, findings: Findings) -> None:
         """Report sends that begin to hold a resource before another send has released it."""

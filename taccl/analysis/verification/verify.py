@@ -63,7 +63,7 @@ def verify(schedule: Schedule | ImplicitSchedule) -> Verification:
 def compile_verifier(schedule: Schedule) -> None:
     """Compile the loops that verify schedules of a kind of collective, by verifying one such schedule."""
     columns = Columns(schedule)
-    columns.is_large = True
+    columns.is_large, columns.is_sorted = True, False
     _judge(schedule, columns)
 
 
