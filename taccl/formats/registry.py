@@ -136,7 +136,9 @@ def convert(
     writers = (*route, resolve_name(writing.dump))
     to_write = {name: value for name, value in options.items() if any(name in options_of(w) for w in writers)}
     to_read = {**(load_options or {}), **{n: value for n, value in options.items() if n not in to_write}}
-    _check_options(to_read, (resolve_name(reading.load), *writers), reading, writing)
+    of_both = resolve_name(reading.load), *writers
+    _check_options(load_options or {}, of_both, reading, writing, where="load_options")
+    _check_options(to_read, of_both, reading, writing)
     check_writable(target, overwrite=overwrite)
     thing = read(source, format=reading.name, **to_read)
     paths, notes = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
@@ -267,9 +269,15 @@ def _is_usually_in_place(schedule: Any) -> bool:
 
 
 def _check_options(
-    options: Mapping[str, Any], functions: tuple[Callable[..., Any], ...], *formats: FileFormat
+    options: Mapping[str, Any],
+    functions: tuple[Callable[..., Any], ...],
+    *formats: FileFormat,
+    where: str = "options",
 ) -> None:
-    """Raise `InputError` for an option that none of `functions`, which belong to `formats`, has."""
+    """Raise `InputError` for an option that none of `functions`, which belong to `formats`, has.
+
+    - `where`: Name of the argument that holds the options.
+    """
     known = list(dict.fromkeys(name for function in functions for name in options_of(function)))
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
@@ -277,7 +285,7 @@ def _check_options(
         lacks = f"{names[0]} has no" if len(names) == 1 else f"neither {' nor '.join(names)} has an"
         takes = f"expected one of {', '.join(known)}" if known else "there are none"
         near = did_you_mean(unknown, known)
-        raise InputError(f"{lacks} option {unknown!r}; {takes}{near}", where="options")
+        raise InputError(f"{lacks} option {unknown!r}; {takes}{near}", where=where)
 
 
 def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -375,6 +375,8 @@ def test_convert_refuses_before_it_reads(tmp_path, saved, monkeypatch):
         convert(saved, saved, to="csv")
     with pytest.raises(InputError, match="neither taccl-schedule nor csv has an option 'colour'; there"):
         convert(saved, tmp_path / "x.csv", colour="red")
+    with pytest.raises(InputError, match="^load_options: neither taccl-schedule nor csv has an option 'x'"):
+        convert(saved, tmp_path / "x.csv", load_options={"x": "y"})
 
 
 def test_an_option_of_the_writer_is_none_of_the_reader(schedule, tmp_path):

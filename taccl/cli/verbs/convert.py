@@ -79,7 +79,8 @@ def run(options: argparse.Namespace) -> Answer:
                 load_options=load_options, **{**on_the_way, **_as_read(dict(options.set), reading)},
             )  # fmt: skip
         except InputError as error:
-            places = {"format": "--to" if options.to else options.target, "options": "--set"}
+            places = {"format": "--to" if options.to else options.target}
+            places |= dict.fromkeys(("options", "load_options"), "--set")
             raise InputError(error.message, where=places.get(error.where or "", error.where)) from None
     for each in caught:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
