@@ -70,7 +70,7 @@ def test_better_schedules_may_be_left_out(tmp_path, capsys):
     assert "a better schedule" not in out
 
 
-def test_a_profile_of_a_fit_is_said_to_predict_by_schedules(tmp_path, capsys):
+def test_a_profile_of_a_fit_is_said_to_predict_by_schedules(tmp_path, capsys, _quick_fits):
     """Formulas of a fit and schedules under its profile are two predictions, which a note tells apart."""
     log, profile = tmp_path / "healthy.log", tmp_path / "mine.toml"
     log.write_text(node_log(NVLS))
