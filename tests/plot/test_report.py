@@ -232,7 +232,7 @@ def test_a_schedule_that_breaks_rules_gets_a_page_that_says_which(found):
     """For a schedule without its last arrival, the page says that a chunk never arrives."""
     columns = {
         name: getattr(found.schedule, name)[:-1]
-        for name in ("chunk", "link", "start", "end", "group", "reduce")
+        for name in ("chunk", "link", "start", "end", "group", "reduce", "carries")
     }
     page = taccl.report(dataclasses.replace(found.schedule, **columns), budget_s=1e-9)
     assert "not valid" in page
