@@ -14,7 +14,7 @@ from taccl.cli import main
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.formats.registry import read, write
 from taccl.topology.builder import warn_of_assumptions
-from tests.fuzzing import thinned
+from tests.fuzzing import MANY
 
 NAMES = {
     "escapes": "\x1b[31mred\x1b[0m\x07", "lines": "a\nb\r\nc\td", "direction": "\u202egnp.exe", "quotes": "\"quo'te\\",
@@ -74,7 +74,7 @@ def test_reprs(schedule, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", thinned([*NAMES][::-1], every=4), indirect=True, scope="module")
+@pytest.mark.parametrize("name", [*NAMES] if MANY else ["all", "long"], indirect=True, scope="module")
 def test_pages_and_pictures(schedule, name):
     """HTML contains no control character or markup of a name; SVG can be parsed."""
     simulation = taccl.simulate(schedule)
