@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -93,6 +94,13 @@ def test_lowered_schedules_return_on_a_ring(name):
     assert (moved(again), again.finish) == (moved(schedule), schedule.finish)
 
 
+@cache
+def hierarchical_of(name):
+    """Hierarchical baseline of 1 MiB on two NDv2."""
+    problem = taccl.make_problem(taccl.topologies.ndv2(nodes=2), make(name, 16), size_bytes=2**20)
+    return taccl.baselines.hierarchical(problem, cut=False)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -104,10 +112,8 @@ def test_lowered_schedules_return_on_a_ring(name):
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce"])
 def test_transfers_return_however_lowered(name, options):
     """Lowering options change times but not transfers, and sends between nodes stay merged."""
-    topology = taccl.topologies.ndv2(nodes=2)
-    problem = taccl.make_problem(topology, make(name, 16), size_bytes=2**20)
-    schedule = taccl.baselines.hierarchical(problem, cut=False)
-    again = lift(lower(schedule, **options), topology=topology, size=2**20)
+    schedule = hierarchical_of(name)
+    again = lift(lower(schedule, **options), topology=schedule.problem.topology, size=2**20)
     assert moved(again) == moved(schedule)
     assert taccl.simulate(again).finish <= again.finish
 
