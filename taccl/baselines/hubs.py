@@ -187,20 +187,27 @@ class PartPlan(Protocol):
 def hub_sends(problem: Problem, plan: PartPlan) -> Sends:
     """Sends of an allreduce; each part of the chunks follows a copy of the plan with permuted ranks."""
     chunks, part, num_parts = np.arange(problem.collective.num_chunks), 0, plan.num_parts
-    number_of: dict[tuple[int, ...], int] = {}
+    number_of: dict[bytes, int] = {}
+    sums: list[tuple[int, ...]] = []
     parts: list[Ints] = []
     for sends_of_plan, copies in plan.groups():
         step, src, dst, adds = sends_of_plan
-        distinct, which = np.unique(adds, axis=0, return_inverse=True)
+        packed, which = np.unique(np.packbits(adds, axis=1), axis=0, return_inverse=True)
+        distinct = np.unpackbits(packed, axis=1, count=adds.shape[1])
         for to in copies:
-            sums = [tuple(np.sort(to[ranks]).tolist()) for ranks in distinct]
-            number = np.array([number_of.setdefault(each, len(number_of)) for each in sums])
+            moved = distinct[:, np.argsort(to)]
+            number = np.empty(len(moved), np.int64)
+            for i, key in enumerate(map(bytes, np.packbits(moved, axis=1))):
+                if key not in number_of:
+                    number_of[key] = len(sums)
+                    sums.append(tuple(np.flatnonzero(moved[i]).tolist()))
+                number[i] = number_of[key]
             sends = np.stack((step, to[src], to[dst], number[which.ravel()]))
             mine = chunks[part::num_parts]
             parts.append(np.vstack((np.repeat(sends, len(mine), axis=1), np.tile(mine, len(step)))))
             part += 1
     columns = np.concatenate(parts, axis=1)
-    is_whole = np.array([len(ranks) == problem.topology.num_ranks for ranks in number_of])[columns[3]]
+    is_whole = np.array([len(ranks) == problem.topology.num_ranks for ranks in sums])[columns[3]]
     # A send adds or copies all of its chunks, which follow one another.
     order = np.lexsort((*columns[[4, 2, 1]], is_whole, columns[0]))
     step, src, dst, carries, chunk = columns[:, order]
@@ -209,7 +216,7 @@ def hub_sends(problem: Problem, plan: PartPlan) -> Sends:
         (step[some], chunk[some], src[some], dst[some], True)
         for some in np.split(np.arange(len(step)), begins[1:])
     ]
-    return routed(problem, Moves.of(rows), sums=list(number_of), carries=carries)
+    return routed(problem, Moves.of(rows), sums=sums, carries=carries)
 
 
 class Phase(NamedTuple):

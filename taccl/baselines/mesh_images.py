@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ def _moves_of_dimensions(dims: Dimensions) -> list[tuple[int, ...]]:
     return [to for to in moves if all(dims.dims[k] == dims.dims[to[k]] for k in every)]
 
 
+@cache
 def images(dims: Dimensions) -> list[Ints]:
     """Permutations of the ranks: reflections, and cyclic shifts of equal dimensions."""
     digits, strides = dims.digits(np.arange(dims.num_ranks)), np.array(dims.strides)

@@ -71,26 +71,24 @@ _COMPILE_S = 8.0
 class TreeMix(NamedTuple):
     """Mix of plans on a mesh: parts of the chunks follow images of the plans.
 
-    - `plans`: (sends of a plan, number of parts for each of its distinct images).
+    - `plans`: (sends of a plan, permutations of the ranks) of each plan; one permutation for each part.
     - `finish_us`: Finish, apart from the rounding of bytes.
     """
 
-    plans: tuple[tuple[PlanSends, int], ...]
-    dims: Dimensions
+    plans: tuple[tuple[PlanSends, list[Ints]], ...]
     finish_us: float
 
     def __str__(self) -> str:
         return f"a mix of {len(self.plans)} plans" if len(self.plans) > 1 else "one plan"
 
-    def groups(self) -> Iterator[tuple[PlanSends, list[Ints]]]:
-        """Yield (sends, permutations of the ranks) for each plan."""
-        for sends, number in self.plans:
-            yield sends, distinct_images(self.dims, sends) * number
+    def groups(self) -> Sequence[tuple[PlanSends, list[Ints]]]:
+        """(sends, permutations of the ranks) of each plan."""
+        return self.plans
 
     @property
     def num_parts(self) -> int:
         """Number of parts of the chunks."""
-        return sum(len(copies) for _, copies in self.groups())
+        return sum(len(copies) for _, copies in self.plans)
 
     def parts_per_chunk(self, problem: Problem) -> int:
         """Least number of parts of each chunk with which all parts have equally many chunks."""
@@ -99,9 +97,8 @@ class TreeMix(NamedTuple):
 
     def num_transfers(self, problem: Problem) -> int:
         """Number of transfers in a problem: chunks times the mean number of transfers per chunk of a part."""
-        groups = [(len(sends[0]), len(copies)) for sends, copies in self.groups()]
-        each = sum(sends * copies for sends, copies in groups) / sum(copies for _, copies in groups)
-        return round(each * problem.collective.num_chunks)
+        total = sum(len(sends[0]) * len(copies) for sends, copies in self.plans)
+        return round(total / self.num_parts * problem.collective.num_chunks)
 
     def estimated_us(self, problem: Problem) -> float:
         """Finish, apart from the rounding of bytes."""
@@ -322,12 +319,11 @@ class _Mixes:
             plans[key] = sends
             counts[key] += 1
         num_images = len(images(self.dims))
-        numbers = [
-            (plans[key], count * num_images // len(distinct_images(self.dims, plans[key])))
-            for key, count in counts.items()
-        ]
-        least = math.gcd(*(number for _, number in numbers))
-        return TreeMix(tuple((plan, number // least) for plan, number in numbers), self.dims, found.finish_us)
+        copies = {key: distinct_images(self.dims, sends) for key, sends in plans.items()}
+        numbers = {key: count * num_images // len(copies[key]) for key, count in counts.items()}
+        least = math.gcd(*numbers.values())
+        mixed = tuple((plans[key], copies[key] * (number // least)) for key, number in numbers.items())
+        return TreeMix(mixed, found.finish_us)
 
     def _sends(self, shares: Shares, i: int) -> PlanSends:
         """Columns of the sends of a share, in the order of steps."""
