@@ -162,6 +162,12 @@ TEXTS = (
     ),
     # Output of chakra_jsonizer: JSON objects one after another, the first with the version alone.
     Text("Chakra trace in JSON", r"\A\s*\{\s*\"version\": ?\"[\d.]+\"\s*\}\s*\{", CHAKRA),
+    Text(
+        "table of layers",
+        r"(?i)\A(#.*\n)*(?!.{0,99}(src|dst|source|rank|host|node|gpu))(.{0,99}[,;\t])?\W?(layer|param|tensor)"
+        r"[\w .]{0,20}\W?[,;\t](.{0,99}[,;\t])?\W?([a-z]+[_ ])?(bytes|size)\W*\n",
+        "`--collective exchange --layers {file}` reads it",
+    ),
     Text("record of NCCL's inspector", r"\A\s*\{\"header\": ?\{.*\"coll_perf\": ?\{", unsupported(TIMES)),
     Text("output of ncclras", r"^Job summary\n=+$", unsupported(f"{_NCCL_DUMP}; {TIMES}")),
     Text("matrix of pairs", _MATRIX_ROWS, SHOW),

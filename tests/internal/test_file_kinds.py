@@ -122,6 +122,7 @@ OTHER_FORMS = [
     ("W1102 10:00:00.000000 14 torch/distributed/run.py:779]\n", "log of a job (torchrun or Slurm)"),
     ("[rank0]: Traceback (most recent call last):\n", "log of a job (torchrun or Slurm)"),
     ("index, name, pcie.link.width.current\n0, Example GPU, 16\n", "output of nvidia-smi"),
+    ("index;layer;size\n0;fc1;64MB\n", "table of layers"),
     ("n01\nn01\nn02\n", "host file"),
     ("+----+\n| HL-SMI Version:   hl-1.16.0  |\n", "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon"),
     ("        Card0   Card1   CPU Affinity\n", "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon"),
