@@ -51,6 +51,10 @@ TEXTS = {
     ),
     "topology of htsim (ASTRA-sim)": "Nodes 8\nTiers 3\nPodsize 4\n\nTier 0\nDownlink_speed_Gbps 200\n",
     "topology of ns-3 (ASTRA-sim, SimAI)": "10 2 8\n8 9\n0 8 100Gbps 0.001ms 0\n1 8 100Gbps 0.001ms 0\n",
+    "summary of SuperBench": (
+        '{"node": "n1", "nccl-bw:ib/return_code": 0, "nccl-bw:ib/allreduce_8_time:0": 33.1}\n'
+        '{"node": "n2", "nccl-bw:ib/return_code": 0, "nccl-bw:ib/allreduce_8_time:0": 33.4}\n'
+    ),
     "table of layers": "layer,bytes\nconv1,4096\nfc1,1048576\n",
     "output of ncclras": "NCCL version 2.24.3 compiled with CUDA 12.8\n\nJob summary\n===========\n",
     "output of ucx_info or fi_info": "# UCT version=1.15.0 revision 0\n#      Transport: rc_mlx5\n",

@@ -24,6 +24,8 @@ from taccl._internal.text_kinds import (
     PICTURED,
     SHOW,
     SLOTS,
+    SUPERBENCH,
+    SUPERBENCH_METRIC,
     TEXTS,
     TIMES,
     Text,
@@ -166,6 +168,8 @@ def kinds_in(data: dict[str, Any]) -> list[str]:
     all_of = [kind for kind, fields in marks.items() if has_fields(data, fields)]
     # Kinds with a field of a certain value come first, then kinds with more fields: they are more specific.
     all_of.sort(key=lambda kind: (not any(marks[kind].values()), -len(marks[kind])))
+    if any(re.fullmatch(SUPERBENCH_METRIC, name) for name in data):
+        return [SUPERBENCH]
     is_topology = "schema" in data and "constants" in data
     any_of = [kind for kind, fields in _FIELDS.items() if fields & data.keys()]
     return all_of + ["topology"] * is_topology + any_of

@@ -64,6 +64,13 @@ _FILE = "write a topology file with [node], [nics] and [network]"
 MATRIX_IN_TEXT = "text with a matrix of numbers"
 
 
+#: Results of SuperBench, an object for every node, and the form of some fields that tell it apart.
+SUPERBENCH, SUPERBENCH_METRIC = (
+    "summary of SuperBench",
+    r"[\w-]{1,40}(?::[^\"/\n]{1,80})?/(?:\w{1,80}_(?:busbw|algbw|time)|return_code)(?::\d+)?",
+)
+
+
 class Text(NamedTuple):
     """A kind of text: name, regular expression for its first lines, and advice on such a file."""
 
@@ -168,6 +175,7 @@ TEXTS = (
         r"[\w .]{0,20}\W?[,;\t](.{0,99}[,;\t])?\W?([a-z]+[_ ])?(bytes|size)\W*\n",
         "`--collective exchange --layers {file}` reads it",
     ),
+    Text(SUPERBENCH, rf"\A\s*\{{(?=.*\"{SUPERBENCH_METRIC}\")", unsupported(TIMES)),
     Text("record of NCCL's inspector", r"\A\s*\{\"header\": ?\{.*\"coll_perf\": ?\{", unsupported(TIMES)),
     Text("output of ncclras", r"^Job summary\n=+$", unsupported(f"{_NCCL_DUMP}; {TIMES}")),
     Text("matrix of pairs", _MATRIX_ROWS, SHOW),

@@ -53,6 +53,13 @@ def test_chakra_traces_are_recognised(tmp_path, data):
         taccl.load_sketch(path)
 
 
+def test_a_summary_of_one_node_is_no_topology(tmp_path):
+    """A summary of SuperBench on one node is one object of JSON with the field ``node``."""
+    path = tmp_path / "summary.json"
+    path.write_text('{"node": "n1", "gemm-flops/FP64:0": 9031.2, "nccl-bw/allreduce_8_busbw:0": 0.1}')
+    assert kinds_of(path) == ["summary of SuperBench"]
+
+
 @pytest.mark.parametrize("before", ["$ the command\n", "\ufeff", "\n\n", "[1,0]<stdout>:"])
 @pytest.mark.parametrize("kind", ["log of nccl-tests or rccl-tests", "debug log of NCCL (NCCL_DEBUG=INFO)"])
 def test_what_a_shell_puts_before_changes_nothing(kind, before):
