@@ -21,6 +21,7 @@ from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
 from taccl.synthesis.proposers.baseline_proposals import obeying
 from taccl.synthesis.proposers.finer import cut
+from taccl.synthesis.proposers.large import COMPILED
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut_as, improved_schedules
 from taccl.synthesis.suggesting.sketched_search import check_proposal
@@ -172,9 +173,13 @@ def begin_with(whole: Search, start: Schedule) -> None:
 def continue_from(search: Search, whole: Search) -> None:
     """Start the search from the known schedules with its number of chunks.
 
-    These are the schedules by which the portfolio chose this number, and the given schedule. The search that
-    held the given schedule is removed from ``whole.others``.
+    These are the schedules by which the portfolio chose this number, the given schedule, and for a large
+    problem that of the compiled list scheduler, if no baseline is as early. The search that held the given
+    schedule is removed from ``whole.others``.
     """
+    best = whole.best
+    if search.is_large and best is not None and best.producer == COMPILED and best.problem == search.problem:
+        search.offer_whole(best, producer=COMPILED, verified=whole.is_verified)
     if search.backend == "auto" and search.options.keeps_sends:
         for each in improved_schedules(search.problem):
             search.offer_whole(each.under(search.problem), producer=each.producer)

@@ -25,7 +25,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
 from taccl.synthesis.proposers.balanced import search_balanced
 from taccl.synthesis.proposers.compiling import are_kept
-from taccl.synthesis.proposers.large import effort, suits
+from taccl.synthesis.proposers.large import COMPILED, effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions, grid_of
@@ -34,12 +34,11 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: Estimated CPU seconds to verify a transfer.
 _VERIFY_S = 6e-6
-#: `_COMPILED`: name of the compiled list scheduler as a baseline.
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
 #: `_RUN_S`: CPU seconds of its run per 10,000 arrivals of copied chunks, and per 10,000 arrivals of sums.
 #: `_UNEVEN_RUNS`: max runs if pairs of ranks exchange different numbers of bytes; this scheduler is then the
 #: first baseline.
-_COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3, 1.0), 3
+_LOAD_S, _RUN_S, _UNEVEN_RUNS = 0.5, (0.3, 1.0), 3
 #: Limits for the choice of the next baseline while there is no schedule. A baseline's first form is the first
 #: schedule that it completes; it may build variants after that.
 #: `_SAFE_SHARE`: the preferred baseline is next if its estimated build takes at most this share of the time
@@ -112,7 +111,7 @@ def offer_first(search: Search, names: Collection[str] | None = None) -> None:
         search.deadline.sooner(for_baselines_s(search.deadline, share))
         for share in (portfolio.first_share, portfolio.best_share)
     )
-    excluded = () if names is None else {*BASELINES, _COMPILED} - {*names}
+    excluded = () if names is None else {*BASELINES, COMPILED} - {*names}
     _offer_quickest(search, until, until_best, excluded=excluded)
 
 
@@ -131,7 +130,7 @@ def offer_rest(search: Search) -> None:
     until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
     until = until.sooner(search.idle_s)
     if search.best is not None and not until.has_passed:
-        _offer_quickest(search, until, until, excluded=(_COMPILED,), is_last=True)
+        _offer_quickest(search, until, until, excluded=(COMPILED,), is_last=True)
 
 
 def _offer_quickest(
@@ -154,7 +153,7 @@ def _offer_quickest(
     few_hops = 0 if uneven else parameters.choice.few_hops
     builds_s = build_times(problem, portfolio.first_transfers, few_hops)
     begins_s = build_times(problem, portfolio.first_transfers, few_hops, whole=False)
-    order = [_COMPILED, *preferred] if uneven else [*preferred, _COMPILED]
+    order = [COMPILED, *preferred] if uneven else [*preferred, COMPILED]
     left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=order.index)
     if not is_last and BY_ESTIMATE in tried_finer(problem):  # "multiplying" is then built after the search
         left = [name for name in left if name != "multiplying"]
@@ -172,7 +171,7 @@ def _offer_quickest(
             break
         limit = limits[name]
         left.remove(name)
-        if name == _COMPILED:
+        if name == COMPILED:
             num_runs = _UNEVEN_RUNS if uneven else 1
             offer_compiled(search, budget_s=limit.left_s, num_runs=num_runs, late_s=late_s)
             continue
@@ -287,7 +286,7 @@ def quickest_first(problem: Problem, left_s: float) -> list[str]:
     builds_s = build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
     share_s = _QUICK_FIRST_SHARE * left_s / busy_factor()
     quick_s = max(share_s, _FIRST_TIMES * min(builds_s.values(), default=0.0))
-    order = [*_preferred(problem), _COMPILED]
+    order = [*_preferred(problem), COMPILED]
 
     def key(name: str) -> tuple[bool, float, str]:
         is_long = builds_s[name] > quick_s
@@ -309,7 +308,7 @@ def build_times(
     found = baseline_times(problem, most_transfers, whole=whole)
     if effort(problem) > few_hops and suits(problem) and are_kept(problem):
         each_s = _RUN_S[problem.collective.combining]
-        found[_COMPILED] = _LOAD_S + each_s * num_arrivals(problem) / 10_000
+        found[COMPILED] = _LOAD_S + each_s * num_arrivals(problem) / 10_000
     return found
 
 

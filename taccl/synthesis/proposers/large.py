@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from taccl.problem.problem import Problem
 
+#: Name of the compiled list scheduler, in schedules and reports.
+COMPILED = "compiled list scheduler"
 #: Name of each phase in progress reports.
 _DOING = {"": "", "reduce": "reduction", "broadcast": "copies"}
 #: Share of the time for the first of two phases.
@@ -184,10 +186,10 @@ def _merged(
         link=together.link,
         start=together.start,
         group=group,
-        producer="compiled list scheduler",
+        producer=COMPILED,
     )
 
 
 def _schedule(problem: Problem, found: Sends, *, in_files: bool = False) -> Schedule:
     link = found.link if in_files else narrow(found.link)
-    return Schedule(problem, found.chunk, link, found.start, producer="compiled list scheduler")
+    return Schedule(problem, found.chunk, link, found.start, producer=COMPILED)

@@ -23,7 +23,7 @@ from taccl.schedule.spill import check_folder
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.memory import check_memory, memory_need
 from taccl.synthesis.proposers.compiling import have_compiled, why_left_out
-from taccl.synthesis.proposers.large import effort, schedule_large, suits
+from taccl.synthesis.proposers.large import COMPILED, effort, schedule_large, suits
 from taccl.synthesis.proposers.queues import VERIFY_US_PER_TRANSFER
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def search_large(search: Search) -> None:
     runs = _Runs(search)
     if not have_compiled(search):
         raise NoSolutionError(f"{problem.title}: {why_left_out(problem)}", bound_us=search.bound_us)
-    runs.run("first rule", num_runs=1)
+    if search.best is None:
+        runs.run("first rule", num_runs=1)
     runs.prove()
     if most_runs is None and not search.done:
         runs.run("other rules and seeds", num_runs=None)
@@ -101,7 +102,7 @@ def offer_compiled(
     if is_known:
         verify(found).raise_if_failed()
     whole = found if problem is search.problem else found.under(search.problem)
-    finish = search.offer_whole(whole, producer="compiled list scheduler", verified=is_known)
+    finish = search.offer_whole(whole, producer=COMPILED, verified=is_known)
     search.record("greedy", "compiled", "done", since, finish_us=finish)
 
 
@@ -113,7 +114,7 @@ def _found(
     **options: Any,
 ) -> Schedule:
     """Schedule of the compiled list scheduler; raises `OutOfTime` if there is none in time."""
-    search.report("compiled list scheduler")
+    search.report(COMPILED)
     options |= {"target_ticks": search.bound_ticks, "merges": search.options.keeps_sends}
     schedule = partial(schedule_large, problem, deadline=deadline, parameters=search.parameters, **options)
     return deadline.run(schedule, tell=tell)
@@ -225,14 +226,14 @@ class _Runs:
             )
         verify(found).raise_if_failed()
         self._verify_s = time.monotonic() - since
-        self.search.offer_whole(found, producer="compiled list scheduler", verified=True)
+        self.search.offer_whole(found, producer=COMPILED, verified=True)
 
     def _tell(self, limit: Deadline, since: float, past_s: float, doing: str, done: float | None) -> None:
         """Report the progress of a long run, and its estimated end."""
         self._left_s = past_s * (1 - done) / done + self._verify_s if done else None
         if past_s < self._large.told_after_s:
             return
-        what = f"compiled list scheduler, {doing}" if doing else "compiled list scheduler"
+        what = f"{COMPILED}, {doing}" if doing else COMPILED
         if not done or self._left_s is None:
             self.search.report(f"{what}, {past_s:.0f} s so far")
             return

@@ -27,7 +27,7 @@ from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameter
 from taccl.synthesis.proposers.baseline_proposals import offer_proven
 from taccl.synthesis.proposers.compiling import are_kept, too_short
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
-from taccl.synthesis.proposers.large import effort, why_not
+from taccl.synthesis.proposers.large import COMPILED, effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
 from taccl.synthesis.proposers.ruin import is_cold, ruin_and_recreate, ruin_early, ruin_within
 from taccl.synthesis.proposers.solver_loop import alone
@@ -270,8 +270,7 @@ _LIST, _LIST_ALONE = (OwnProposer("list scheduler", each) for each in (_first, _
 #: `_COMPILED`: compiled list scheduler as a stage of the portfolio.
 #: `_COMPILED_ALONE`: compiled list scheduler as a backend.
 _COMPILED, _COMPILED_ALONE = (
-    OwnProposer("compiled list scheduler", partial(_compiled, share=share))
-    for share in (_COMPILED_SHARE, 1.0)
+    OwnProposer(COMPILED, partial(_compiled, share=share)) for share in (_COMPILED_SHARE, 1.0)
 )
 _ANY_PATH = Turn(
     OwnProposer("list scheduler over any path", _detour), _may_detour, _detours_compiled, improves=True

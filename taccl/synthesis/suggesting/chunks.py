@@ -31,7 +31,7 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.baseline_proposals import baseline_us
 from taccl.synthesis.proposers.compiling import compile_in_a_row
 from taccl.synthesis.proposers.finer import cut, is_at_one_rank, with_note_on_chunks
-from taccl.synthesis.proposers.large import effort, suits
+from taccl.synthesis.proposers.large import COMPILED, effort, suits
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
@@ -213,7 +213,7 @@ def _soonest(
     is_cold = compiles and not has_kernels(fewest, options, give_up)
     compiles &= not is_cold
     if is_cold:
-        skipped["compiled list scheduler"] = _COLD
+        skipped[COMPILED] = _COLD
     if compiles and sum(efforts) <= suggesting.most_hops:
         until = give_up  # trials of these sizes take less time than loading the kernels
     best, best_us = fewest, math.inf

@@ -73,7 +73,10 @@ def search_guided(search: Search) -> None:
     is_searched = bool(search.is_large) and not proposals
     if is_searched:
         limit_s = _LARGE_SHARE * search.deadline.left_s
-        part = search.part(problem, "", search.deadline.sooner(limit_s), serves_above=True)
+        part = search.part(
+            problem, "", search.deadline.sooner(limit_s), serves_above=True, best=search.best,
+            is_verified=search.is_verified,
+        )  # fmt: skip
         try:
             search_large(part)
         except NoSolutionError:  # more time may suffice

@@ -108,6 +108,16 @@ class TestPhases:
         assert limit.has_passed
         assert taccl.verify(found).ok
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("sketch", ["auto", "none"])
+    def test_the_run_before_the_search_is_not_repeated(self, sketch):
+        """The search continues from the schedule that the compiled list scheduler made beside the baselines."""
+        few = SearchParameters.from_dict({"choice": {"most_hops": 1000, "few_hops": 1000}})
+        problem = problem_of(topologies.mesh(7, 7))
+        result = taccl.synthesize(problem, parameters=few, time_limit_s=AMPLE_S, sketch=sketch)
+        runs = [each.message for each in result.stages if (each.name, each.solver) == ("greedy", "compiled")]
+        assert runs == [""] and result.stopped == "bound met"
+
     def test_no_pass_that_leaves_no_time_for_sending(self, monkeypatch):
         """If no time is left for further passes, the routes of the first pass are used, which are complete."""
         searches = []
