@@ -126,7 +126,10 @@ def _narrowed(topology: Topology, gone: Collection[int]) -> Topology:
         srcs, dsts = (tuple(rank for rank in end if rank not in gone) for end in (link.srcs, link.dsts))
         if max(len(link.srcs), len(link.dsts)) > 1 and srcs and dsts and max(len(srcs), len(dsts)) > 1:
             links[index] = link._replace(srcs=srcs, dsts=dsts)
-    named = {f"link {old}": f"link {new}" for old, new in zip(topology.links, links, strict=True)}
+    pairs = [(old, new) for old, new in zip(topology.links, links, strict=True) if old is not new]
+    if not pairs:
+        return topology
+    named = {f"link {old}": f"link {new}" for old, new in pairs}
     resources = [each._replace(name=named.get(each.name, each.name)) for each in topology.resources]
     return replace(topology, links=tuple(links), resources=tuple(resources))
 
@@ -328,7 +331,7 @@ def _renamed(topology: Topology, new_rank: Mapping[int, int], node_of_rank: Sequ
     resources = list(topology.resources)
     for hold in topology.holds:
         own = resources[hold.resource]
-        if own.name == f"link {topology.links[hold.link]}":
+        if own.name.startswith("link ") and own.name == f"link {topology.links[hold.link]}":
             resources[hold.resource] = own._replace(name=f"link {links[hold.link]}")
     switches = [
         replace(switch, ranks=tuple(new_rank[rank] for rank in switch.ranks if rank in new_rank))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from taccl.errors import TopologyError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import mesh, ring, star
+from taccl.topology.links import Link
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
 from taccl.topology.topology import Topology
 from taccl.topology.transform import degraded, relabel, subset, without
@@ -241,3 +242,13 @@ def test_subsets_of_all_ranks_are_the_topology_itself():
     whole = dgx2()
     assert subset(whole) is whole
     assert subset(whole, without_ranks=(7,)).num_ranks == 15
+
+
+def test_names_of_links_are_made_for_their_own_resources_alone(monkeypatch):
+    """A subset renames the resources of links, and makes no names for the holds of ports and NICs."""
+    topology, made = dgx_h100(2), []
+    name = Link.__str__
+    monkeypatch.setattr(Link, "__str__", lambda link: (made.append(link), name(link))[1])
+    found = subset(topology, ranks=range(1, 16))
+    assert len(made) <= 3 * len(topology.links)
+    assert {each.name for each in found.resources} >= {f"link {name(link)}" for link in found.links}
