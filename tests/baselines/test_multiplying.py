@@ -492,7 +492,7 @@ def test_a_mix_has_fine_chunks_even_if_they_gain_little(annealed):
     assert found.finish_us < 35.36
 
 
-def test_a_mix_scatters_some_chunks_between_nodes_first():
+def test_a_mix_scatters_some_chunks_between_nodes_first(annealed):
     """On two DGX-H100, 1 MB ends after 13.71 us if all chunks are scattered inside nodes first."""
     topology = taccl.topologies.dgx_h100(2, protocol="ll")
     problem = to_mix(make_problem(topology, "allreduce", size_bytes=10**6))[1]

@@ -807,7 +807,7 @@ def test_a_topology_may_be_a_path_object(log, tmp_path):
     """A topology file is given by a path object or by its text."""
     taccl.write(taccl.topologies.dgx_h100(), tmp_path / "here.toml")
     found = [
-        taccl.diagnose([log(node_log(300.0))], path, time_limit_s=1, gains=False).series[0].verdict
+        taccl.diagnose([log(node_log(300.0))], path, time_limit_s=AMPLE_S, gains=False).series[0].verdict
         for path in (tmp_path / "here.toml", str(tmp_path / "here.toml"))
     ]
     assert found[0] == found[1]
