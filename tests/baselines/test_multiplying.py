@@ -472,6 +472,7 @@ def test_finer_chunks_of_a_mix_are_used_if_they_pay(monkeypatch):
     An allreduce of 256 kB on four DGX-A100 ends after 11.49 us with 128 chunks. A part that is scattered over
     32 ranks then has at least a quarter of the chunks.
     """
+    monkeypatch.setattr(multiplying_mixes, "_STARTS", 2)
     monkeypatch.setattr(multiplying_mixes, "_PATIENCE", 600)
     topology = taccl.topologies.dgx_a100(4, protocol="ll")
     far, near = (
