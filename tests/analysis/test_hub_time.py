@@ -131,6 +131,28 @@ def timed(rng, sends, first, last, mean):
     return holds if all(end <= last for _, end in holds) else None
 
 
+def costs_in_time(problem, witness):
+    """Cells of a witness, alpha and idle in cells, a function that prices holds exactly, and the cost that is needed."""
+    facts = Facts(problem, divisible=True, in_network=False)
+    port, num_ranks, units = port_of(facts, facts.allowed), problem.topology.num_ranks, sum(facts.units)
+    cells = len(witness.prices) - 1
+    cell = float((witness.horizon - port.idle) / cells)
+    alpha, idle, y = port.alpha / cell, port.idle / cell, np.array(witness.prices, float)
+    fine = np.linspace(0, cells, 40 * cells + 1)
+    bends = np.maximum(0, np.diff(y, 2))
+    raised_y = np.interp(fine, np.arange(cells + 1), y) + sum(
+        bend / 2 * np.maximum(0, 1 - abs(fine - k)) for k, bend in enumerate(bends, 1)
+    )
+    area = np.concatenate(([0], np.cumsum((raised_y[1:] + raised_y[:-1]) / 2) / 40))
+
+    def cost(holds):
+        starts, ends = np.array(holds).T
+        priced = np.interp(ends, fine, area) - np.interp(starts, fine, area)
+        return (priced / (ends - starts - alpha)).sum()
+
+    return cells, alpha, idle, cost, num_ranks * area[-1] / (units * port.beta / cell)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_coarse")
 def test_no_plan_of_a_byte_costs_less():
@@ -143,18 +165,8 @@ def test_no_plan_of_a_byte_costs_less():
     for machine in (taccl.topologies.dgx_h100(1), small):
         problem = allreduce(machine, MB)
         witness = max(certificates(problem), key=lambda each: each.bound).witness
-        facts = Facts(problem, divisible=True, in_network=False)
-        port, num_ranks, units = port_of(facts, facts.allowed), machine.num_ranks, sum(facts.units)
-        cells = len(witness.prices) - 1
-        cell = float((witness.horizon - port.idle) / cells)
-        alpha, idle, y = port.alpha / cell, port.idle / cell, np.array(witness.prices, float)
-        fine = np.linspace(0, cells, 40 * cells + 1)
-        bends = np.maximum(0, np.diff(y, 2))
-        raised_y = np.interp(fine, np.arange(cells + 1), y) + sum(
-            bend / 2 * np.maximum(0, 1 - abs(fine - k)) for k, bend in enumerate(bends, 1)
-        )
-        area = np.concatenate(([0], np.cumsum((raised_y[1:] + raised_y[:-1]) / 2) / 40))
-        needed = num_ranks * area[-1] / (units * port.beta / cell)
+        cells, alpha, idle, cost, needed = costs_in_time(problem, witness)
+        num_ranks = machine.num_ranks
         for _ in range(some(125, 1200)):
             first, second = plan_of(rng, num_ranks)
             mean = alpha + rng.choice((0.5, 1, 2, 4)) * cells / 40
@@ -168,11 +180,35 @@ def test_no_plan_of_a_byte_costs_less():
             late = timed(rng, second, ready, cells, mean)
             if late is None:
                 continue
-            starts, ends = np.array([*early, *late]).T
-            costs = (np.interp(ends, fine, area) - np.interp(starts, fine, area)) / (ends - starts - alpha)
             decided += 1
-            assert costs.sum() >= needed * (1 - 1e-9)
+            assert cost([*early, *late]) >= needed * (1 - 1e-9)
     assert decided > some(30, 200)
+
+
+@pytest.mark.usefixtures("_coarse")
+def test_plans_with_three_sends_in_a_row_cost_no_less():
+    """Where time suffices for three sends in a row, plans in which two hubs pass sums on cost what the proof needs."""
+    problem = allreduce(crossbar(4, alpha=3, overhead=Fraction(1, 10), beta=5), MB)
+    (bound,) = certificates(problem)
+    assert bound.check() and not raised(bound).check()
+    assert 9.3 < bound.bound_us < taccl.baselines.multiplying(problem).finish_us  # three sends take 9.3 us
+    cells, alpha, idle, cost, needed = costs_in_time(problem, bound.witness)
+    rng, costs = random.Random(2), []
+    for _ in range(some(300, 3000)):
+        first, second, *others = rng.sample(range(4), 4)
+        near = {first: others[:1], second: others[1:]}
+        own = [(rank, hub) for hub, ranks in near.items() for rank in ranks]
+        holds, since = [], 0.0
+        for sends in (own, [(first, second), (second, first)], [(b, a) for a, b in own]):
+            since += rng.choice((0, 0, 0.1)) * cells
+            found = timed(rng, sends, since, cells, alpha + rng.choice((0.5, 1, 2)) * cells / 40)
+            if found is None:
+                break
+            holds += found
+            since = max(end for _, end in found) + idle
+        else:
+            costs.append(cost(holds))
+    assert len(costs) > some(20, 200) and min(costs) >= needed * (1 - 1e-9)
 
 
 def test_nothing_is_claimed_elsewhere():

@@ -2,7 +2,8 @@
 
 In a short schedule, data of a sum passes at most one rank between its source and its destination. That rank,
 the hub, receives one send after another, and may only then send the sum. Prices of port time, by time, bound
-the cost of a hub for each pair of ranks that it joins. See docs/formulation.md, "Hub time".
+the cost of a hub for each pair of ranks that it joins. In longer schedules data may pass further ranks; then
+its first send ends early, and costs as much as all pairs that it serves. See docs/formulation.md, "Hub time".
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _MIDDLES, _FALLS = (0.1, 0.15, 0.2, 0.25, 0.32, 0.4, 0.55), (0.3, 0.45, 0.6, 0.7
 _COARSE, _FINE = 64, 256
 #: Steps of the search for the longest horizon, as shares of the horizon.
 _COARSE_STEPS, _FINE_STEPS = (0.08, 0.04, 0.02, 0.01), (0.03, 0.01, 0.003)
+#: Longest horizon of the search, as a multiple of the time of a send of no bytes.
+_MOST_HOPS = 4
 #: Cost that no hub can pay.
 NEVER = 2**50
 
@@ -112,9 +115,9 @@ class _Search(HorizonSearch["HubTime"]):
         self.facts, self.port = facts, port
         # The search starts at the latency of two hops, or at the time of all bytes through a port if longer.
         busy = port.idle + 2 * (num_ranks - 1) * port.beta * units / num_ranks
-        # Above three hops nothing is proven, as data may then pass two ranks between source and destination.
+        # In longer horizons most holds are early, and other bounds prove more.
         hop = port.alpha + port.idle
-        super().__init__((max(2.0 * hop, busy),), 3 * hop, (2, 4))
+        super().__init__((max(2.0 * hop, busy),), _MOST_HOPS * hop, (2, 4))
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> HubTime | None:
         """Witness with `one` of `_MIDDLES` and `two` of `_FALLS`; None if it does not prove the horizon."""
@@ -123,7 +126,8 @@ class _Search(HorizonSearch["HubTime"]):
         alpha = float(self.port.alpha * cells / (whole - self.port.idle))
         if alpha >= cells - 1:
             return None
-        times = np.minimum(np.arange(cells + 1), cells - np.arange(cells + 1)) * 2 / cells
+        early = max(0, _last_early(whole, self.port, cells))
+        times = np.minimum(np.arange(-early, cells + 1 - early).clip(0), np.arange(cells, -1, -1)) * 2 / cells
         prices = np.rint(_PRICE * (middle + (1 - middle) * np.maximum(0, 1 - times / fall)))
         swing = float(np.abs(np.diff(prices)).max() / prices.min())
         factors = highest_factors(alpha, cells, swing)
@@ -190,8 +194,6 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
     port = port_of(facts, facts.allowed) if units else None
     if port is None or witness.horizon <= port.idle:
         return False
-    if witness.horizon > 3 * (port.alpha + port.idle):  # data may pass two ranks
-        return False
     prices, cells = witness.prices, len(witness.prices) - 1
     cell = Fraction(witness.horizon - port.idle) / cells
     if not are_admitted(prices, witness.factors, port.alpha / cell):
@@ -201,7 +203,22 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
     pair = math.ceil(_FACTOR * budget * cell / (2 * port.beta * units * (num_ranks - 1)))
     least, shift = math.floor(port.alpha / cell), math.floor(port.idle / cell)
     costs = costs_of(prices, witness.factors, least)
-    return pair < NEVER // num_ranks**2 and _no_hub_gains(costs, least, shift, pair, num_ranks)
+    if pair >= NEVER // num_ranks**2:
+        return False
+    early = _last_early(witness.horizon, port, cells)
+    if early >= 0:
+        if int(costs[: early + 1, : early + 1].min()) < pair * (num_ranks - 1):
+            return False
+        costs[:, : early + 1] = NEVER  # early sends pay for their pairs themselves
+    return _no_hub_gains(costs, least, shift, pair, num_ranks)
+
+
+def _last_early(horizon: Fraction, port: Port, cells: int) -> int:
+    """Last cell by which a hold may end if two more sends follow in a row; -1 if no hold does."""
+    if horizon <= 3 * (port.alpha + port.idle):
+        return -1
+    cell = Fraction(horizon - port.idle) / cells
+    return max(-1, cells - 2 * (math.floor(port.alpha / cell) + math.floor(port.idle / cell)))
 
 
 def twice_priced(prices: Sequence[int]) -> int:
