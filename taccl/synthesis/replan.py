@@ -36,9 +36,8 @@ from taccl.synthesis.transforms.exchange import exchanged
 from taccl.synthesis.transforms.isomorphic import matched
 
 _RESERVE_SHARE = 0.3  # share of the time reserved for building and verifying the schedule
-_LEAST_SENDS = (
-    400_000  # max sends re-timed in the first iterations of ruin and recreate, which precede the limit
-)
+#: Max sends re-timed in the first iterations of ruin and recreate, which precede the time limit.
+_LEAST_SENDS = 400_000
 _MOST_ROUTES = 250_000  # max routes (trees times ranks) for improvement
 
 
