@@ -28,7 +28,6 @@ from taccl.baselines.spread import (
     sums_everywhere,
     without_sketch,
 )
-from taccl.baselines.tree_mixes import TreeMix, soonest_plan
 from taccl.errors import CollectiveError
 from taccl.topology.recognise import grid_of
 
@@ -113,6 +112,8 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
             cut=cut,
         )
     mixes = cut and may_merge(problem)
+    from taccl.baselines.tree_mixes import TreeMix, soonest_plan  # they load kernels
+
     plan = soonest_plan(problem, dims, mixes=mixes) if sums_everywhere(problem) else None
     if plan is None or plan.estimated_us(problem) >= found.finish_us:
         return found
