@@ -24,7 +24,7 @@ from taccl.explore.plan_runtimes import check_collective, serving_parameters, un
 from taccl.explore.plan_search import LEAST_SYNTHESIS_S, PlanSearch, finishing_time
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
-from taccl.problem.making import make_problem
+from taccl.problem.making import make_problem, merged
 from taccl.problem.problem import Problem
 from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
 from taccl.runtimes.registry import runtime_named, usual_runtimes
@@ -216,9 +216,13 @@ def _problems(
     sketch: Sketch | None,
     grid: Sequence[int],
 ) -> list[Problem]:
-    """Problem at each size of the grid; its number of chunks is open, unless the sketch fixes it."""
+    """Problem at each size of the grid; its number of chunks is open, unless the sketch fixes it.
+
+    Chunks of a given number may merge where their latency exceeds their transmission time.
+    """
     if sketch is None:
-        return [make_problem(topology, collective, size_bytes=size, **arguments) for size in grid]
+        problems = [make_problem(topology, collective, size_bytes=size, **arguments) for size in grid]
+        return [each if each.chunks_open else merged(each) or each for each in problems]
     first = apply(sketch, topology, collective, size=grid[0], **arguments)
     sized = [make_problem(topology, first.collective, size_bytes=size) for size in grid]
     return [replace(each, clauses=first.clauses, chunks_open=first.chunks_open) for each in sized]

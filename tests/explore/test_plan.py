@@ -670,6 +670,15 @@ def test_programs_that_are_too_large_for_the_runtime_are_an_error():
         brief_plan("dgx1", "allgather", sizes=["1MB"], backend="greedy", lowering=_MANY)
 
 
+def test_small_alltoallvs_merge_the_chunks_of_a_pair():
+    """An alltoallv of 1 KB, cut into chunks for its large sizes, takes hardly longer than the longest path."""
+    collective = taccl.alltoallv_collective(taccl.skewed_sizes(4, 64_000, "zipf:0.8"))
+    found = brief_plan("ring:4", collective, sizes=[1000], backend="greedy", baselines=False)
+    (only,) = found.ranges
+    # Two hops of 0.5 us, and under 0.1 us per KB. One by one, a link passes 18 chunks or more, each 0.5 us.
+    assert 1 < only.schedule.finish_us < 1.1
+
+
 def test_a_plan_of_nothing_is_refused():
     """An exchange in which no pair has bytes has no sizes to plan for."""
     collective = taccl.alltoallv_collective(np.zeros((4, 4), int))
