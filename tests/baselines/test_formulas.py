@@ -9,12 +9,12 @@ import taccl
 from taccl.baselines import (
     bine,
     bucket,
-    buckets,
     dimension_balanced,
     hierarchical,
     one_shot,
     recursive,
     swing,
+    tree_mixes,
 )
 from taccl.topology.fabrics import mesh
 from tests.fuzzing import MANY, thinned
@@ -29,7 +29,7 @@ ALPHA, BETA = 0.5, 20e-6
 @pytest.fixture(autouse=True)
 def _without_hubs(monkeypatch):
     """Leave sums at hubs out, which `bucket` would return where they finish sooner; they have their own tests."""
-    monkeypatch.setattr(buckets, "soonest_plan", lambda *_, **__: None)
+    monkeypatch.setattr(tree_mixes, "soonest_plan", lambda *_, **__: None)
 
 
 def steps_of(sizes):

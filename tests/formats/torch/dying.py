@@ -12,6 +12,7 @@ from collective import Collective
 
 dist.init_process_group("gloo")
 collective, tensor = Collective(), torch.ones(1 << 16)
+collective.all_reduce(tensor, dist.ReduceOp.MAX)  # both ranks are connected before one dies
 if dist.get_rank() == 1:
     Timer(0.2, lambda: os._exit(9)).start()
 while True:

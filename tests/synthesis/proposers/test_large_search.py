@@ -81,7 +81,7 @@ class TestPhases:
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
         size = 24  # routes of so many ranks take seconds, in which even a busy machine looks at the keyboard
         if phase != "balancing routes":
-            size = 9
+            size = 11
             monkeypatch.setattr(router, "_PATH_EXPONENTS", (0,))
             monkeypatch.setattr(router, "_PATH_CHOICES", ((1,),))
 

@@ -15,6 +15,7 @@ from taccl.synthesis.search import Options, Search
 from taccl.synthesis.transforms import phases
 from taccl.synthesis.transforms.phases import search_phases, search_separate_contributions
 from taccl.topology.builder import TopologyBuilder
+from taccl.topology.fabrics import mesh
 from tests.effort import AMPLE_S, BRIEF, HASTY, assert_sound, brief_synthesis
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import optimal_ticks
@@ -267,7 +268,7 @@ def test_a_phase_that_finds_a_better_schedule_later_shortens_the_whole(monkeypat
 @pytest.mark.slow
 def test_the_bound_of_unreduced_contributions_says_that_it_is_of_them():
     """Its stage, which may state more than the finish, names the contributions that are not summed."""
-    result = brief_synthesis(problem_of(ring(8), collectives.allreduce(8)), backend="greedy")
+    result = brief_synthesis(problem_of(mesh(2, 3), collectives.allreduce(6)), backend="greedy")
     said = next(each for each in result.stages if each.name == "unreduced: bound")
     assert said.bound_us > result.schedule.finish_us
     assert said.message.endswith(", for contributions that no rank sums on the way")
