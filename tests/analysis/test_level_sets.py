@@ -211,3 +211,12 @@ def test_a_link_that_holds_a_resource_twice_counts_it_once():
     rows = list(zip(*(column.tolist() for column in volume.holds), strict=True))
     assert rows == [(e, r, ticks * per_us) for e in range(3) for r, ticks in ((e + 1, 3), (0, 2))]
     assert volume.held == [{r: ticks for link, r, ticks in rows if link == e} for e in range(3)]
+
+
+def test_the_bisection_is_found_without_time(monkeypatch):
+    """Even without time, a bound of many chunks on one node has the cut through the middle of a mesh."""
+    monkeypatch.setattr("taccl.analysis.certificates.bounds._MAX_TIMED", 0)
+    problem = make_problem(taccl.topologies.mesh(4, 4), "alltoall", size_bytes="64MB")
+    bound = lower_bound(problem, divisible=True, budget_s=0, limit_s=0)
+    # 8 x 8 pairs of 4 MB cross 4 links of 50 GB/s; a corner has 60 MB for 2 links, which takes 600 us.
+    assert bound.bound_us == pytest.approx(1280, abs=1) and bound.check()

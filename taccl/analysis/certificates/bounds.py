@@ -29,7 +29,7 @@ from taccl.analysis.certificates.first_arrivals import dissemination_bounds
 from taccl.analysis.certificates.first_arrivals import latency as latency_of
 from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.hub_time import hub_time_bounds
-from taccl.analysis.certificates.level_sets import node_cut
+from taccl.analysis.certificates.level_sets import level_cut, node_cut
 from taccl.analysis.certificates.link_time import link_time_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
@@ -71,6 +71,9 @@ _COUNTING_SHARE = 0.5
 #: Both hold even beyond the time limit. Each is about ten times the usual need, so that a busy machine finds
 #: the same bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
+#: `_LEVELS_SHARE`: share of the time for cuts along level sets of one node's ranks.
+#: `_LEVELS_S`: min seconds for them.
+_LEVELS_SHARE, _LEVELS_S = 0.1, 0.2
 #: Min seconds for the last linear programs, if the time limit permits. The bound of a single release date
 #: also gets at least this time.
 _LEAST_S = 1.0
@@ -297,7 +300,8 @@ class _Finders:
         least = min(self._now + _FIRST_S, self._end) if self._is_countable else self._soon
         self.first_until = max(self._now + _FIRST_SHARE * (self._soon - self._now), least)
         self.volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
-        self._is_priced = False
+        self.until_levelled = self._now + max(_LEVELS_SHARE * (self._soon - self._now), _LEVELS_S)
+        self._is_levelled = self._is_priced = False
 
     def cuts(self) -> Iterator[Claim]:
         """Yield bounds that need no symmetry: of cuts around nodes, or of counts if there are many chunks."""
@@ -309,6 +313,15 @@ class _Finders:
         for claim in found:
             yield claim
             self.best = max(self.best, claim.ticks)
+        # The narrowest cut of a mesh is through its middle: tenths of a second on 256 ranks.
+        is_one_node = self._demand.topology.num_nodes == 1
+        if self._divisible and is_one_node and self._crossings <= _MAX_FOUND and self.best < self._enough:
+            levels = level_cut(self.volume, budget_s=self.until_levelled - time.monotonic())
+            self._is_levelled = time.monotonic() < self.until_levelled
+            for claim in cut_claims(self.volume, levels):
+                if claim.ticks > self.best:
+                    yield claim
+                    self.best = claim.ticks
 
     def claims(self, symmetries: Symmetries) -> Iterator[Claim]:
         """Yield bounds of all finders in order, until one is high enough or the time is over."""
@@ -358,8 +371,9 @@ class _Finders:
 
     def _prices(self, symmetries: Symmetries, deadline: float) -> Iterable[Claim]:
         return throughput_claims(
-            self.volume, symmetries, in_network=self._in_network, known=self._latency, deadline=deadline
-        )
+            self.volume, symmetries, in_network=self._in_network, known=self._latency, deadline=deadline,
+            levels=not self._is_levelled,
+        )  # fmt: skip
 
     def _first_prices(self, symmetries: Symmetries) -> Iterator[Claim]:
         """Yield throughput bounds early, within a share of the time, as they are often the highest."""

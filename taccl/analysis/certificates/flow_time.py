@@ -83,7 +83,7 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
         return _mean_ticks(some, count)
 
     best, of_best = Fraction(0), None
-    for source, target in pairs.tolist():
+    for source, target in pairs[_first_of_kind(units, between, costs, pairs)].tolist():
         count, at_ends = int(units[source, target]), (costs[source, False], costs[target, True])
         if not all(at_ends):
             continue
@@ -98,13 +98,31 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
         yield Claim(best, what, FlowTime(source, target, leaving, into, prices))
 
 
+def _first_of_kind(
+    units: NDArray[np.int64],
+    between: NDArray[np.float64],
+    costs: dict[tuple[int, bool], tuple[Lane, ...]],
+    pairs: NDArray[np.intp],
+) -> NDArray[np.intp]:
+    """Ascending rows of `pairs`: the first pair of each kind, as pairs of one kind have the same bound."""
+    kinds = {each: index for index, each in enumerate(dict.fromkeys(costs.values()))}
+    source, target = pairs.T
+    leaving, entering = (
+        np.array([kinds[costs[rank, is_target]] for rank in ranks.tolist()], np.int64)
+        for is_target, ranks in ((False, source), (True, target))
+    )
+    kind = np.column_stack([leaving, entering, units[source, target], between[source, target]])
+    return np.sort(np.unique(kind, axis=0, return_index=True)[1])
+
+
 def _common_units(demand: NeededSends) -> NDArray[np.int64]:
     """(num_ranks, num_ranks) units of data of the row's rank that the column's rank wants."""
     found = np.zeros((demand.topology.num_ranks,) * 2, np.int64)
     for kind, count in demand.classes.items():
-        data = kind.data
-        if demand.sums_for_all or len(data.origins) == 1:
-            found[np.ix_(data.origins, data.destinations)] += kind.units * count
+        if demand.sums_for_all or len(kind.data.origins) == 1:
+            wanted = list(kind.data.destinations)
+            for origin in kind.data.origins:
+                found[origin, wanted] += kind.units * count
     np.fill_diagonal(found, 0)
     return found
 
@@ -119,9 +137,9 @@ def _between(problem: Problem) -> NDArray[np.float64]:
     joined = np.zeros((problem.topology.num_ranks,) * 2, bool)
     joined[src, dst] = True
     times = shortest_times(problem, links, 0)
-    onward = [times[row].min(axis=0, initial=np.inf) for row in joined]
-    found = [[each[column].min(initial=np.inf) for column in joined.T] for each in onward]
-    return np.where(joined, -1.0, np.array(found))
+    onward = np.array([times[row].min(axis=0, initial=np.inf) for row in joined])
+    found = np.array([onward[:, column].min(axis=1, initial=np.inf) for column in joined.T]).T
+    return np.where(joined, -1.0, found)
 
 
 def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:

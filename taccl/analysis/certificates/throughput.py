@@ -43,7 +43,13 @@ def cut_claims(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterat
 
 
 def throughput_claims(
-    volume: Volume, symmetries: Symmetries, *, in_network: bool, deadline: float, known: int
+    volume: Volume,
+    symmetries: Symmetries,
+    *,
+    in_network: bool,
+    deadline: float,
+    known: int,
+    levels: bool = True,
 ) -> Iterator[Claim]:
     """Yield throughput bounds from flows, level sets and linear programs over cuts, until `deadline`.
 
@@ -51,6 +57,7 @@ def throughput_claims(
     ticks if chunks of one size travel whole.
 
     - `known`: A known bound in ticks; a bound below it is of no use.
+    - `levels`: False if cuts along level sets are known already.
     """
 
     def ticks(bound: Fraction) -> int | Fraction:
@@ -59,16 +66,16 @@ def throughput_claims(
     def left(share: float) -> float:
         return max(share * (deadline - time.monotonic()), 0.0)
 
-    def levels(share: float) -> tuple[Fraction, CutDual] | None:
+    def along_levels(share: float) -> tuple[Fraction, CutDual] | None:
         return level_cut(volume, budget_s=left(share))
 
     def programs(share: float) -> tuple[Fraction, CutDual] | None:
         return throughput(volume, symmetries, in_network=in_network, budget_s=left(share), known=known)
 
     yield from _of_flows(volume, symmetries, ticks, budget_s=left(_FLOWS_SHARE), known=known)
-    cuts = [(levels, _LEVELS_SHARE), (programs, 1.0)]
+    cuts = [(along_levels, _LEVELS_SHARE)] * levels + [(programs, 1.0)]
     if volume.problem.topology.num_nodes > 1:  # the linear program starts with the cuts around nodes
-        cuts = [(programs, 1 - _LEVELS_SHARE), (levels, 1.0)]
+        cuts = [(programs, 1 - _LEVELS_SHARE), (along_levels, 1.0)]
     best = Fraction(0)
     for find, share in cuts:
         found = find(share)
