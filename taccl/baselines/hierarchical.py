@@ -25,7 +25,9 @@ from taccl.baselines.spread import (
     held_at_start,
     require_no_derivations,
     run,
+    starts_of,
 )
+from taccl.baselines.tree import two_trees
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.collectives import make
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, ticks_of
@@ -86,9 +88,11 @@ def hierarchical(
     On other topologies there are two forms. In the first, chunks go round rings of the ranks with the same
     local rank in all nodes. They then spread in each node, round a ring or directly. In the second, chunks
     cross to these ranks directly, one chunk of each rank after another; each spreads in its node while the
-    next one crosses. Reductions are the reverse. Chunks that cross a link in one step are one message where
-    sends may merge. The fastest form is returned, and its `producer` names it. Only the merging clauses of
-    the sketch apply.
+    next one crosses. Where some ranks have no chunks, as in a broadcast, there is a third form: the chunks of
+    a rank go to all ranks of its node in turn, along chains or two binary trees of nodes at the same local
+    rank, and spread in each node. Reductions are the reverse. Chunks that cross a link in one step are one
+    message where sends may merge. The fastest form is returned, and its `producer` names it. Only the merging
+    clauses of the sketch apply.
 
     Parameters
     ----------
@@ -217,8 +221,13 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         return fastest_form(problem, forms)
 
     def at_once(problem: Problem) -> Schedule:
-        form = "hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk)
-        return fastest_form(problem, (form,), lists=True)
+        forms = [("hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk))]
+        if len(set(starts_of(problem).tolist())) < problem.topology.num_ranks:
+            forms += [
+                (f"hierarchical ({each} of nodes)", run(problem, partial(_by_rails, over=each)))
+                for each in ("chains", "trees")
+            ]
+        return fastest_form(problem, forms, lists=True)
 
     found = cut_while_it_pays(
         problem, at_once, name="hierarchical", cut=cut, pays=_PAYS, most_transfers=2 * MANY_CUT
@@ -274,6 +283,39 @@ def _chunk_by_chunk(problem: Problem) -> Sends:
         if turn:
             moves.append((step - 1, chunk, holder, there, False))
         moves += [(step, chunk, there, nodes[node, (local + k) % size], False) for k in range(1, size)]
+    return routed(problem, Moves.of(moves))
+
+
+def _by_rails(problem: Problem, *, over: str) -> Sends:
+    """Sends in which a rank's chunks first go to all ranks of its node in turn, then between nodes.
+
+    A chunk passes from node to node at the same local rank, which sends it to its whole node. So a broadcast
+    uses all NICs of each node.
+
+    - `over`: ``"chains"`` or ``"trees"`` of nodes; these are two binary trees, each for half of the chunks.
+    """
+    topology, (holder, chunk, number) = problem.topology, held_at_start(problem)
+    nodes = np.array(topology.ranks_of_node)
+    num_nodes, size = nodes.shape
+    first, local, turn = np.array(topology.node_of_rank)[holder], number % size, number // size
+    chain = [(place, place, place + 1) for place in range(num_nodes - 1)]
+    both = (chain, chain) if over == "chains" else two_trees(range(num_nodes))
+    moves: list[Row] = []
+    for which, edges in enumerate(both):
+        mine = np.flatnonzero(turn % 2 == which)
+        here, rail, step = first[mine], local[mine], turn[mine]
+        # Chunks that cross from their holder are spread by the other ranks, as the holder has most to send.
+        other = (rail + 1 + step // 2 % max(1, size - 1)) % size
+        spreads = np.where(nodes[here, rail] == holder[mine], other, rail)
+        moves.append((step, chunk[mine], holder[mine], nodes[here, spreads], False))
+        for depth, above, below in edges:
+            src, dst = (nodes[(here + place) % num_nodes, rail] for place in (above, below))
+            moves.append((step + 1 + depth, chunk[mine], src, dst, False))
+        for depth, place in ((0, 0), *((depth + 1, below) for depth, _, below in edges)):
+            node, local_src = (here + place) % num_nodes, rail if place else spreads
+            for k in range(1, size):
+                src, dst = nodes[node, local_src], nodes[node, (local_src + k) % size]
+                moves.append((step + 1 + depth, chunk[mine], src, dst, False))
     return routed(problem, Moves.of(moves))
 
 

@@ -70,3 +70,15 @@ def test_what_was_cut_before_an_interrupt_is_found_under_its_name(monkeypatch):
     with pytest.raises(RuntimeError):
         hierarchical(problem)
     assert spread.finest(problem)["hierarchical"].problem.collective.chunks_per_rank == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("collective", "root"), [("broadcast", 5), ("reduce", 0)])
+def test_data_of_one_rank_cross_by_all_nics(collective, root):
+    """A broadcast uses all eight NICs of each node, and so does a reduction."""
+    topology = taccl.topologies.dgx_h100(nodes=2).under("simple")
+    problem = taccl.make_problem(topology, collective, size_bytes="64MB", root=root)
+    found = hierarchical(problem)
+    assert taccl.verify(found).ok
+    # Eight NICs of 50 GB/s pass 64 MB in 160 us, and chunks fill a chain of nodes. One NIC takes 1280 us.
+    assert 160 < found.finish_us < 280

@@ -25,7 +25,7 @@ from taccl.baselines.spread import (
     soonest_so_far,
     sums_everywhere,
 )
-from taccl.baselines.table import num_arrivals, row_of
+from taccl.baselines.table import TABLE, num_arrivals, row_of
 from taccl.baselines.tree_mixes import soonest_plan
 from taccl.errors import InputError
 from taccl.problem.making import by_default, make_problem
@@ -331,11 +331,13 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
     # Each cut has twice as many transfers as the one before, so all cuts take twice as long as the last one.
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000
     kind = "root" if is_at_one_rank(problem) else "all"
+    usual = {name for name, row in TABLE.items() if row.finer_chunks in (kind, "both")}
     few = [
         (
             factor * row_of(name).build_s > most_s,
-            row_of(name).finer_chunks != kind,
-            soonest_cut_us(whole),
+            name not in usual,
+            # A whole chunk of one rank takes one of many paths, unlike finer ones.
+            0.0 if kind == "root" and name in usual else soonest_cut_us(whole),
             name,
         )
         for name, whole in made_of(problem).items()
