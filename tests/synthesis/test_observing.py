@@ -4,6 +4,7 @@ import math
 import time
 from dataclasses import replace
 from fractions import Fraction
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from taccl.synthesis.options import Observer, Options, raising_errors_of_callbac
 from taccl.synthesis.proposers import compiling, ruin, stages
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
-from taccl.synthesis.stopping import CallersRule, SearchState
+from taccl.synthesis.stopping import CallersRule, SearchState, stopping_rules
 from tests.effort import brief_synthesis
 
 
@@ -289,3 +290,32 @@ def test_improvement_has_the_callbacks_of_a_search():
     assert [schedule.finish_us for schedule in found] == [start.finish_us]
     assert bounds and tuple(told) == result.stages
     assert result.stopped in ("stopping rule", "bound met")
+
+
+@pytest.mark.parametrize("module", [synthesize, improving])
+def test_every_keyword_of_stopping_rules_is_passed_on(module, monkeypatch):
+    """`synthesize` and `improve` accept each keyword of `stopping_rules` and pass its value on."""
+    start = taccl.baselines.ring(problem_of())
+    given = dict.fromkeys(signature(stopping_rules).parameters, 0.5) | {"stop_when": callable}
+    passed = {}
+
+    def recorded(**keywords):
+        passed.update(keywords)
+        raise NotImplementedError
+
+    monkeypatch.setattr(module, "stopping_rules", recorded)
+    with pytest.raises(NotImplementedError):
+        taccl.improve(start, **given) if module is improving else taccl.synthesize(start.problem, **given)
+    assert passed == given
+
+
+def test_improvement_by_synthesis_has_every_option(monkeypatch):
+    """If ruin and recreate does not support a problem, `improve` passes all its options to `synthesize`."""
+    passed = {}
+    monkeypatch.setattr(improving, "suits_improvement", lambda _: False)
+    monkeypatch.setattr(improving, "synthesize", lambda _, **options: passed.update(options))
+    start = taccl.baselines.ring(problem_of())
+    taccl.improve(start)
+    assert passed.pop("start") is start and passed.pop("sketch") == "none"
+    options = {name: each.default for name, each in signature(taccl.improve).parameters.items()}
+    assert passed == {name: value for name, value in options.items() if name != "schedule"}
