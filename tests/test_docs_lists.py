@@ -12,6 +12,7 @@ from taccl.analysis.certificates.certificate import kinds_of_bounds
 from taccl.baselines.table import label_of
 from taccl.formats.table import FORMATS
 from taccl.measure.causes import RULES
+from taccl.problem.collectives import COLLECTIVES, argument_names
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
 from tests.arguments import arguments_for
@@ -25,7 +26,7 @@ def test_table_of_sizes_is_current():
         (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    assert {row[0] for row in rows} == set(taccl.collectives.COLLECTIVES)
+    assert {row[0] for row in rows} == set(COLLECTIVES)
     for n, k in ((2, 1), (4, 1), (8, 3)):
         counts = arguments_for("allgatherv", n)["counts"]
         values = {"n": n, "k": k, "m": 2, "s": sum(counts), "l": min(counts)}
@@ -42,8 +43,18 @@ def test_list_of_collectives_is_current():
     listed = set(
         re.findall(r"`(\w[\w-]*)`", re.search(r"Collectives are\n(.*?)your own", page, re.DOTALL).group(1))
     )
-    named = {name for name in taccl.collectives.COLLECTIVES if not name.startswith("multi-root")}
+    named = {name for name in COLLECTIVES if not name.startswith("multi-root")}
     assert listed == named | {"multi-root-broadcast"}
+
+
+@pytest.mark.parametrize("argument", ["root", "counts"])
+def test_arguments_of_collectives_are_current(argument):
+    """The concepts name every collective that has a root, or counts."""
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    text = page.partition("### Arguments of collectives")[2].partition("```")[0]
+    sentence = re.search(rf"`{argument}` \(`--{argument}[^)]*\)[^.]*\.", text).group()
+    listed = set(re.findall(r"[\w-]+", sentence))
+    assert {name for name in COLLECTIVES if argument in argument_names(name)} - listed == set()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +114,7 @@ def test_machines_with_rails_are_current():
     listed = re.search(r"`rails` is for ([^;|]*), where", page).group(1)
     models = [name for name in taccl.topologies.machine_names() if name not in INSTANCES]
     takes = [name for name in models if SHAPES[name].has_rails]
-    assert re.findall(r"`([\w-]+)`", listed) == takes
+    assert sorted(re.findall(r"`([\w-]+)`", listed)) == sorted(takes)
 
 
 def test_table_of_formats_is_current():
