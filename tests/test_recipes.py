@@ -218,6 +218,8 @@ def test_a_collective_with_arguments(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("paired on ring:3")
     assert main(words) == 2
     assert "--counts: paired needs counts" in capsys.readouterr().err
+    assert main([*words, "--counts", "2,0"]) == 2
+    assert "--counts: found 2 numbers; expected one for each of 3 ranks" in capsys.readouterr().err
 
 
 def test_a_machine():

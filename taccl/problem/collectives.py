@@ -131,9 +131,7 @@ def allgatherv(
         If there is not one count for each rank, or there are too many chunks.
     """
     pieces, counts = chunks_per_rank or 1, tuple(counts)
-    if len(counts) != num_ranks:
-        said = f"found {format_count(len(counts), 'number')}; expected one for each of {num_ranks} ranks"
-        raise CollectiveError(said, where="counts")
+    _check_counts(counts, num_ranks)
     everyone = all_ranks("allgatherv", num_ranks, sum(counts) * pieces)
     chunks = chain.from_iterable(
         repeat(Chunk((rank,), everyone), count * pieces) for rank, count in enumerate(counts)
@@ -362,7 +360,16 @@ def make(
         if is_needed and argument not in given:
             said = f"{key} needs {argument}; give {ARGUMENTS[argument]}"
             raise CollectiveError(said, where=argument)
+    if (counts := arguments.get("counts")) is not None:
+        _check_counts(counts, num_ranks)
     return COLLECTIVES[key](num_ranks, chunks_per_rank=chunks_per_rank, **given)
+
+
+def _check_counts(counts: Sequence[int], num_ranks: int) -> None:
+    """Raise `CollectiveError` unless there is one count for each rank."""
+    if len(counts) != num_ranks:
+        said = f"found {format_count(len(counts), 'number')}; expected one for each of {num_ranks} ranks"
+        raise CollectiveError(said, where="counts")
 
 
 def _made(
