@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -216,6 +217,8 @@ def test_pictures_are_read_by_their_formats(exchange, tmp_path):
 
 
 def test_every_written_format_has_a_reader_in_the_tests():
-    """Every written format is listed here, with the test that reads it."""
+    """Every written format is listed here, with the existing test that reads it."""
     here = {"perfetto", "csv", "parquet", "chakra", "upstream-algorithm"}
     assert {each.name for each in FORMATS if each.dump} == here | _ELSEWHERE.keys()
+    root = Path(__file__).resolve().parents[2]
+    assert [test for test in _ELSEWHERE.values() if not (root / test).exists()] == []
