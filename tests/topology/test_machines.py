@@ -1,6 +1,7 @@
 """Machine models: links, costs, and the NICs and ports that each send holds."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
@@ -20,7 +21,8 @@ from taccl.topology.machines import (
     mi355x,
     ndv2,
 )  # fmt: skip
-from taccl.topology.models import library_name
+from taccl.topology.models import MODELS, library_name
+from taccl.topology.networks import INSTANCES
 from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.registry import parse
 from tests.effort import cpu_s
@@ -286,3 +288,14 @@ def test_servers_with_xgmi_run_rccl():
     named = replace(mi300x(), name="server", machine="")
     assert library_name(named) == "RCCL"
     assert library_name(replace(named, links=tuple(each._replace(name="") for each in links))) == "NCCL"
+
+
+@pytest.mark.parametrize("on_pcie", [False, True])
+def test_a_gpu_names_one_machine(on_pcie):
+    """A model of GPUs is in one machine model on PCIe, and in one other; only V100 are in three others.
+
+    Logs name their GPUs alone, so that those of a model in two machines would need `--topology`.
+    """
+    models = [model for name, model in MODELS.items() if name not in INSTANCES]
+    count = Counter(gpu for each in models if (each.pcie is not None) == on_pcie for gpu in each.gpus)
+    assert {gpu for gpu in count if count[gpu] > 1} == (set() if on_pcie else {"V100"})
