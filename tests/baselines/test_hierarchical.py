@@ -81,4 +81,4 @@ def test_data_of_one_rank_cross_by_all_nics(collective, root):
     found = hierarchical(problem)
     assert taccl.verify(found).ok
     # Eight NICs of 50 GB/s pass 64 MB in 160 us, and chunks fill a chain of nodes. One NIC takes 1280 us.
-    assert 160 < found.finish_us < 280
+    assert 160 < found.finish_us < 300
