@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from statistics import median
 
-from taccl._internal.arguments import Count, Seconds, checked
+from taccl._internal.arguments import Count, Duration, Seconds, checked
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_size
 from taccl.errors import FormatError, NumericsWarning
@@ -50,7 +50,7 @@ def diagnose(
     logs: Sequence[str | os.PathLike[str]], topology: Topology | str | os.PathLike[str] | None = None, *,
     nodes: Count | None = None, profile: str | None = None, collective: str | None = None,
     in_place: bool = False, ranks: Sequence[int] | None = None, without_ranks: Sequence[int] = (),
-    gains: bool = True, time_limit_s: Seconds = 20.0,
+    gains: bool = True, time_limit_s: Seconds = 20.0, budget_s: Duration | None = None,
 ) -> Diagnosis:  # fmt: skip
     """Judge measured bandwidths and latencies: limits, likely causes of slow sizes, and better schedules.
 
@@ -77,6 +77,8 @@ def diagnose(
     time_limit_s : float
         Max seconds. A verdict is always made. Bounds and limits that need more time are left out, and so are
         better schedules; notes say so.
+    budget_s : float, optional
+        Earlier name of `time_limit_s`; 0 seeks no better schedules.
 
     Returns
     -------
@@ -92,6 +94,9 @@ def diagnose(
         If the machine is unknown, or has other ranks than a log.
     """
     topology = os.fspath(topology) if isinstance(topology, os.PathLike) else topology
+    if budget_s is not None:
+        warnings.warn("budget_s is time_limit_s now", DeprecationWarning, stacklevel=3)
+        gains, time_limit_s = gains and budget_s > 0, budget_s or time_limit_s
     machine = Machine(topology, nodes, profile, ranks, without_ranks)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericsWarning)  # rounding is far below the noise of measurements

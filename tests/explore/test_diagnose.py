@@ -673,6 +673,15 @@ def test_a_verdict_is_made_however_short_the_limit(log):
 
 
 @pytest.mark.slow
+def test_the_earlier_name_of_the_limit_works(log):
+    """`budget_s` is the time limit, with a warning; 0 seeks no better schedules."""
+    path = log(node_log(NVLS))
+    with pytest.warns(DeprecationWarning, match="budget_s is time_limit_s now"):
+        (found,) = taccl.diagnose([path], budget_s=0).series
+    assert found == taccl.diagnose([path], gains=False).series[0]
+
+
+@pytest.mark.slow
 def test_better_schedules_are_sought_briefly(log, monkeypatch):
     """An allreduce takes the first mix of plans, and searches for no better one, which takes seconds."""
     module = sys.modules["taccl.baselines.multiplying"]

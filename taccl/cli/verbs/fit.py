@@ -8,7 +8,7 @@ import taccl
 from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
 from taccl.cli.inputs import check_path, is_file, topology_from_word
-from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_subset, option
+from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_subset, option, seconds
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content, with_error
 from taccl.errors import InputError
 from taccl.formats.files import check_page
@@ -108,6 +108,9 @@ def add_diagnose(verb: argparse.ArgumentParser) -> None:
     add_output(verb, "a page in HTML, e.g. diagnosis.html")
     option(verb, "--no-gains", "seek no better schedules")
     add_limit(verb, default=20.0)
+    verb.add_argument(  # an earlier name
+        "--budget", type=seconds, dest="time_limit", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
 
 
 def run_diagnose(options: argparse.Namespace) -> Answer:
