@@ -40,7 +40,9 @@ class Square(NamedTuple):
 
 
 def square_of(rows: Sequence[Row], where: str, *, is_name: Callable[[str], bool], each: str) -> Square:
-    """Split the rows of a square table into names and cells; the names may head rows, columns, or both.
+    """Split the rows of a square table into names and cells.
+
+    Names may head rows, columns, or both.
 
     - `is_name`: True for a cell that is neither a number nor empty.
     - `each`: What a row is of, for messages: ``"host"`` or ``"rank"``.

@@ -98,10 +98,12 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     made: dict[str, Schedule] = {}
 
     def attempt(name: str, *, cut: bool) -> Schedule | None:
-        """Schedule of a baseline, in smaller chunks if `cut`; None if it is unsupported or out of time.
+        """Schedule of a baseline, or None if it is unsupported or out of time.
 
         None also for the one-shot baseline if it is known to be slower than another one. Of the first
         baseline, the forms that are complete when time is up count.
+
+        - `cut`: True to cut chunks.
         """
         least_us = min((schedule.finish_us for schedule in made.values()), default=math.inf)
         complete = complete_so_far(without_sketch(problem))

@@ -41,9 +41,9 @@ _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 310_000
 #: `_MOST_CORES`: max sets of hubs that shares may have; those nearest to all ranks are kept.
 #: `_MOST_ORDERS`: max orders of the dimensions that the first trees take.
 _MOST_CORES, _MOST_ORDERS = 64, 6
-#: Each number of shares is `_FINER` times the one before, up to `_MOST_PARTS` with all images, until it does
-#: not pay. The first one loses about the share `_MOST_UNEVEN` of the time by uneven loads, if so many are
-#: possible.
+#: `_FINER`: ratio of each number of shares to the one before, while more shares shorten the mix.
+#: `_MOST_PARTS`: max number of shares with all their images.
+#: `_MOST_UNEVEN`: approximate share of the time that the first number of shares may lose by uneven loads.
 _FINER, _MOST_PARTS, _MOST_UNEVEN = 4, 8000, 0.5
 #: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
 #: for each doubling of the number of transfers.

@@ -295,7 +295,7 @@ class PlanSearch:
         return [(grid[0], grid[-1], min(programs, key=lambda each: each.finish(grid[-1])))]
 
     def _lowering_s(self, num_sends: int, lowering: dict[str, Any]) -> float:
-        """Estimated seconds to lower a schedule of so many sends, and to check its program."""
+        """Estimated seconds to lower a schedule to a program, and to check the program."""
         return self.runtime.lower_s * _work_per_send(lowering) * num_sends
 
     def _by_time(self, size: int) -> list[TimedSchedule]:
