@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -167,11 +168,31 @@ def test_modules_are_found_at_their_earlier_places():
         from taccl.problem import no_such_name  # noqa: F401
 
 
-def test_former_names_of_modules_lead_to_present_ones():
-    """A former name has no file of its own, and stands for a module that has one."""
+def test_former_places_lead_to_present_ones():
+    """A moved module has no file of its own, and it stands for one that has; a moved name is where the table says."""
     package = Path(taccl.__file__).parent
     for former, present in moved._MOVED.items():
         own, file = (
             package.parent.joinpath(*name.split(".")).with_suffix(".py") for name in (former, present)
         )
         assert not own.exists() and file.exists(), former
+    for module, names in moved._NAMES.items():
+        for former, (place, present) in names.items():
+            with pytest.warns(DeprecationWarning, match=f"{former} is {place}.{present} now"):
+                found = getattr(import_module(module), former)
+            assert found is getattr(import_module(place), present)
+
+
+def test_what_outside_code_imports_is_found():
+    """Imports that earlier pages showed work, with a warning if the place is a former one."""
+    with pytest.warns(DeprecationWarning):
+        from taccl.formats.msccl_xml import dump_msccl_xml
+        from taccl.schedule.compact import CompactSchedule
+
+        from taccl.placement.reorder import Case
+        from taccl.topology.topology import TopologyBuilder
+        from taccl.workload.step import ComputeTile, Step
+    assert TopologyBuilder.__module__ == "taccl.topology.builder" and CompactSchedule is taccl.Schedule
+    assert all(map(callable, (dump_msccl_xml, Case, ComputeTile, Step)))
+    with pytest.raises(ImportError, match="no_such_name"):
+        from taccl.topology.topology import no_such_name  # noqa: F401

@@ -10,7 +10,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     """Look up a name of the former module ``taccl.problem``, with a deprecation warning; for one release."""
     for place in ("problem", "making", "alltoallv") if not name.startswith("_") else ():
-        found = getattr(import_module(f"taccl.problem.{place}"), name, None)
+        found = vars(import_module(f"taccl.problem.{place}")).get(name)
         if found is not None:
             warnings.warn(f"{name} is in {found.__module__} now", DeprecationWarning, stacklevel=2)
             return found
