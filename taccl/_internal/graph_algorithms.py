@@ -22,8 +22,8 @@ Floats = NDArray[np.float64]
 #: Maximum number of nodes for which eigenvectors come from a dense matrix (20 ms); above it, from ARPACK.
 _MOST_OF_MATRIX = 200
 #: `_DENSE_SHARE`: min ratio of starts * arcs to nodes**3 for which Floyd-Warshall is faster than others.
-#: `_MOST_DENSE`: max number of nodes for it (about 0.2 s).
-_DENSE_SHARE, _MOST_DENSE = 0.05, 512
+#: `_MOST_DENSE`: max number of nodes for it (about 0.1 s; 0.01 s for 256 nodes).
+_DENSE_SHARE, _MOST_DENSE = 0.01, 512
 #: Length added to each arc, as SciPy drops arcs of length 0.
 #: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.
 _STEP = 2.0**-20
@@ -58,28 +58,31 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
     - `length`: Nonnegative whole numbers, (num_arcs,) or one for all arcs.
     """
     starts = np.atleast_1d(starts)
-    if num_nodes <= _MOST_DENSE and len(starts) * len(src) > _DENSE_SHARE * num_nodes**3:
-        dense: Floats = _all_shortest_paths(num_nodes, src, dst, length)[starts]
-        return dense
+    is_small = num_nodes <= _MOST_DENSE
+    if is_small and len(starts) * len(src) > _DENSE_SHARE * num_nodes**3:
+        return _dense_shortest_paths(num_nodes, src, dst, length, starts)
     if len(starts) * len(src) <= _MOST_IN_ROUNDS:
         found = np.full((len(starts), num_nodes), np.inf)
         found[np.arange(len(starts)), starts] = 0
         if _settle(found, src, dst, length):
             return found
+    if is_small and "scipy.sparse.csgraph" not in sys.modules:
+        return _dense_shortest_paths(num_nodes, src, dst, length, starts)
     require_address_space()
     from scipy.sparse.csgraph import dijkstra
 
     return _without_steps(dijkstra(_shortest_arcs(num_nodes, src, dst, length), indices=starts))
 
 
-def _all_shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike) -> Floats:
-    """(num_nodes, num_nodes) lengths of shortest paths between all nodes, by Floyd-Warshall."""
+def _dense_shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: Ints) -> Floats:
+    """`shortest_paths` by the algorithm of Floyd and Warshall, in a square matrix of all nodes."""
     found = np.full((num_nodes, num_nodes), np.inf)
     np.minimum.at(found, (src, dst), np.broadcast_to(np.asarray(length, np.float64), len(src)))
     np.fill_diagonal(found, 0)
     for node in range(num_nodes):
         np.minimum(found, found[:, node, None] + found[node], out=found)
-    return found
+    rows: Floats = found[starts]
+    return rows
 
 
 def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:

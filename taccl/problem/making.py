@@ -101,6 +101,11 @@ def by_default(problem: Problem) -> Problem:
     return make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
 
 
+def default_clauses(problem: Problem) -> Clauses:
+    """Clauses that `make_problem` gives to a problem of this topology, collective and size."""
+    return _default_merging(problem.topology, problem.collective, sum(problem.chunk_bytes))
+
+
 def merged(problem: Problem) -> Problem | None:
     """The problem with merging allowed on all links whose latency exceeds a chunk's transmission time.
 

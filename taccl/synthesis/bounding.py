@@ -25,6 +25,8 @@ _MOST_EVERY_SHARE = 0.3
 #: Wall time that the bound over all chunkings may take on a busy machine, however little time is left, as a
 #: multiple of `BudgetParameters.least_every_s`.
 _LATE_TIMES = 1.0
+#: Min wall time in seconds for this bound if the search already exceeds its time limit.
+_LEAST_LATE_S = 0.1
 #: Seconds up to which looking up a known bound makes no row of the stages.
 _BRIEF_S = 0.01
 #: Max (chunk, link) pairs of a problem whose bound needs no time limit, as it takes fractions of a second.
@@ -103,6 +105,8 @@ def look_for_bound_over_all_chunkings(
     least_s = budget.least_every_s * busy_factor()
     if not is_brief(search.problem):
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))
+        late_s = max(0.0, since - search.options.ends_s)
+        least_s = max(min(least_s, _LEAST_LATE_S), least_s - late_s / LIMIT_TIMES)
     every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
     if limit_s is not None:
         every_s = limit_s / LIMIT_TIMES

@@ -84,7 +84,7 @@ def improve(
         progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
         rules=stopping_rules(until_gap=until_gap, stop_when=stop_when), cancellation=limit.cancellation,
     )  # fmt: skip
-    options = Options(seed=seed, observer=observer, parameters=parameters, began_s=since)
+    options = Options(seed=seed, observer=observer, parameters=parameters, began_s=since, ends_s=limit.at_s)
     search = Search(problem, options, limit, limit_s=time_limit_s)
     with raising_errors_of_callbacks():
         return _improved(search, given, since, until_gap)

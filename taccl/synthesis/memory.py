@@ -215,16 +215,16 @@ class _Phase:
 
     def __init__(self, problem: Problem) -> None:
         self.num_ranks, self.num_links = problem.topology.num_ranks, len(problem.topology.links)
-        chunks = problem.collective.chunks
-        self.num_chunks = len(chunks)
-        self.to_one = bool(chunks) and all(len(chunk.destinations) == 1 for chunk in chunks)
-        arrivals = sum(len(chunk.destinations) for chunk in chunks)
-        self.num_sends = arrivals
+        begins, ends = problem.collective.origin_sets, problem.collective.destination_sets
+        sizes = ends.sizes
+        self.num_chunks = len(sizes)
+        self.to_one = bool(len(sizes)) and bool((sizes == 1).all())
+        self.num_sends = arrivals = int(sizes.sum())
         if self.to_one:
-            self.num_trees = len({chunk.origins for chunk in chunks})
+            self.num_trees = len(begins.sets)
             self.num_sends = round(_mean_hops(problem) * self.num_chunks)
-        elif all(len(chunk.destinations) == self.num_ranks for chunk in chunks):
-            self.num_sends = max(0, arrivals - sum(len(chunk.origins) for chunk in chunks))
+        elif (sizes == self.num_ranks).all():
+            self.num_sends = max(0, arrivals - int(begins.sizes.sum()))
         self.partial = not self.to_one and arrivals < self.num_ranks * self.num_chunks
         self.masked = has_chunk_masks(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
@@ -280,7 +280,8 @@ def _mean_hops(problem: Problem) -> float:
     num_ranks, used = problem.topology.num_ranks, np.array(problem.links_allowed, np.int64)
     src, dst = link_ends(problem.topology)
     joined = src[used], dst[used]
-    pairs = np.array([(chunk.origins[0], chunk.destinations[0]) for chunk in problem.collective.chunks])
+    sets = problem.collective.origin_sets, problem.collective.destination_sets
+    pairs = np.stack([np.array([ranks[0] for ranks in each.sets])[each.of_chunk] for each in sets], axis=1)
     starts, ends = (np.flatnonzero(np.bincount(each)) for each in pairs.T)
     if len(ends) < len(starts):  # as in a gather: take the paths in reverse
         joined, pairs, starts = joined[::-1], pairs[:, ::-1], ends

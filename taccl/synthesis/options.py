@@ -156,7 +156,7 @@ class Options:
 
     - `idle_share`: Share of its elapsed time that improvement may last without progress; None for no limit.
     - `start`: Verified schedule of the problem to start from, in its own chunks; None for no such schedule.
-    - `began_s`: Start of the synthesis on the clock of `time.monotonic`.
+    - `began_s`, `ends_s`: Start and time limit of the synthesis on the clock of `time.monotonic`.
     """
 
     backend: str = "auto"
@@ -175,6 +175,7 @@ class Options:
     idle_share: float | None = None
     start: Schedule | None = None
     began_s: float = field(default_factory=lambda: time.monotonic())
+    ends_s: float = math.inf
 
     @property
     def keeps_sends(self) -> bool:

@@ -182,6 +182,7 @@ def synthesize(
         backend, sketch, threads or _cores(), seed, memory_limit_mb, log, observer, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy, in_network, idle_share,
         None if start is None else checked_start(problem, start), began_s,
+        began_s + time_limit_s,
     )  # fmt: skip
     checked_s = time.monotonic()
     limit = replace(began, at_s=began_s + time_limit_s)

@@ -394,3 +394,14 @@ def test_a_sum_that_its_root_does_not_need_need_not_cross():
     assert NeededSends(problem).border(ranks, entering=True) == ()
     claim = replace(lower_bound(problem), bound=5, witness=Border(ranks, entering=True))
     assert not claim.check()
+
+
+@pytest.mark.parametrize("collective", WITHOUT_ARGUMENTS)
+def test_ends_are_counted_once_for_each_kind_of_chunk(collective):
+    """The count by columns equals the one over the kinds, for chunks of one and of several sizes."""
+    chunks = collectives.make(collective, 4, chunks_per_rank=4)
+    for sizes in ((8,), (8, 8, 24)):
+        chunk_bytes = [sizes[c % len(sizes)] for c in range(chunks.num_chunks)]
+        demand = NeededSends(make_problem(ring(4), chunks, chunk_bytes=chunk_bytes))
+        counted = sum(len(kind.data.origins) + len(kind.data.destinations) for kind in demand.classes)
+        assert demand.num_ends == counted

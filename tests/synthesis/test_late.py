@@ -63,3 +63,17 @@ def test_a_late_bound_is_left_out_on_a_busy_machine(monkeypatch, factor):
     search = Search(problem, Options(), Deadline.after(-1))
     bounding.look_for_bound(search)
     assert (search.bound is None) == (factor == 3.0)
+
+
+@pytest.mark.parametrize("late_s", [-1.0, 0.6, 30.0])
+def test_the_bound_over_all_chunkings_has_less_time_once_the_limit_has_passed(monkeypatch, late_s):
+    """Its half second of work shrinks with the time past the limit, to a tenth of a second."""
+    problem = taccl.make_problem(topologies.mesh(8, 8), "alltoall", size_bytes="1MB")
+    budgets = []
+    monkeypatch.setattr(
+        bounding, "bound_over_all_chunkings", lambda known, *, budget_s: budgets.append(budget_s)
+    )
+    monkeypatch.setattr(bounding, "busy_factor", lambda: 1.0)
+    search = Search(problem, Options(ends_s=time.monotonic() - late_s), Deadline.after(-1))
+    bounding.look_for_bound_over_all_chunkings(search)
+    assert budgets == [pytest.approx({-1.0: 0.5, 0.6: 0.2, 30.0: 0.1}[late_s], abs=0.05)]

@@ -294,7 +294,7 @@ class _Finders:
         self._deadline, self.limit = min(deadline, self._end), min(limit, self._end)
         self._demand, self._divisible, self._in_network = demand, divisible, in_network
         self.best, self._enough, self._latency = best, enough, int(best)
-        self._crossings = _crossings(demand)
+        self._crossings = demand.num_ends
         self._is_countable = self._crossings <= _MAX_TIMED
         self._now, self._soon = time.monotonic(), min(self._deadline, self.limit)
         least = min(self._now + _FIRST_S, self._end) if self._is_countable else self._soon
@@ -386,11 +386,6 @@ class _Finders:
             return ()
         until = max(self._deadline, min(self.limit, time.monotonic() + _LEAST_S))
         return self._prices(symmetries, until)
-
-
-def _crossings(demand: NeededSends) -> int:
-    """Number of origins plus destinations of chunks, with one chunk counted for each `ChunkKind`."""
-    return sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
 
 
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:

@@ -13,9 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from operator import le
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.units import format_count
 from taccl.analysis.certificates.certificate import Claim, OfRanks, Witness
@@ -69,33 +71,46 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
     order = _few_chunks(demand) if is_short else np.argsort(-sizes, kind="stable").tolist()
     all_units = [0] * len(sizes) if divisible else sizes.tolist()
     all_links = distances.all_carried(reducing=None if demand.sums_for_all else False).tolist()
+    starts, ends = collective.origin_sets.of_chunk.tolist(), collective.destination_sets
     # Chunks with the same origins, links and size arrive everywhere at the same times.
-    alike: dict[tuple[object, ...], list[float]] = {}
-    seen: set[tuple[int, int, int]] = set()  # the parts of a chunk that was cut are one object
+    alike: dict[tuple[object, int, int], list[int]] = defaultdict(list)
     for place, c in enumerate(order):
-        if place > _FEW_CHUNKS and time.monotonic() >= limit:
+        begins: object = tuple(distances.origins(c).items()) if collective.derivations else starts[c]
+        alike[begins, all_links[c], all_units[c]].append(place)
+    in_order = np.array(order, dtype=np.int64)
+    longest = (0, 1, 0, 0)  # (ticks, minus the chunk's place in the order, chunk, destination)
+    for (_, links, units), places in alike.items():
+        if places[0] > _FEW_CHUNKS and time.monotonic() >= limit:
             break
-        data, links, units = collective.chunks[c], all_links[c], all_units[c]
-        starts = data.origins
-        if collective.derivations:
-            starts = tuple(distances.origins(c).items())
-        elif (id(data), links, units) in seen:
-            continue
-        seen.add((id(data), links, units))
-        key = (starts, links, units)
-        if key not in alike:
-            if demand.sums_for_all:
-                arrival = distances.times(links, units)[list(data.origins)].max(axis=0)
-            elif is_short and not needs_all:
-                arrival = distances.nearest(links, units, data.origins)
-            else:
-                arrival = distances.heads(c, units=0 if divisible else None)
-            alike[key] = np.where(np.isfinite(arrival), arrival, 0).tolist()
-        target = max(data.destinations, key=alike[key].__getitem__, default=None)
-        if target is not None and alike[key][target] > best.ticks:
-            what = f"the shortest path of chunk {c} to rank {target}"
-            best = Claim(int(alike[key][target]), what, Path(c, target))
-    return best
+        chunks = in_order[places]
+        data = collective.chunks[chunks[0]]
+        if demand.sums_for_all:
+            arrival = distances.times(links, units)[list(data.origins)].max(axis=0)
+        elif is_short and not needs_all:
+            arrival = distances.nearest(links, units, data.origins)
+        else:
+            arrival = distances.heads(int(chunks[0]), units=0 if divisible else None)
+        first = np.sort(np.unique(ends.of_chunk[chunks], return_index=True)[1])
+        wanted = [ends.sets[number] for number in ends.of_chunk[chunks[first]].tolist()]
+        ticks, number, rank = _latest(wanted, np.where(np.isfinite(arrival), arrival, 0))
+        longest = max(longest, (ticks, -places[first[number]], int(chunks[first[number]]), rank))
+    ticks, _, c, rank = longest
+    return Claim(ticks, f"the shortest path of chunk {c} to rank {rank}", Path(c, rank)) if ticks else best
+
+
+def _latest(wanted: list[tuple[int, ...]], arrival: NDArray[np.float64]) -> tuple[int, int, int]:
+    """(latest arrival, index of the first set of ranks that waits until then, first such rank of this set).
+
+    - `wanted`: Sets of ranks; a set may be empty.
+    - `arrival`, (num_ranks,): Ticks at which each rank receives the data.
+    """
+    sizes = np.fromiter(map(len, wanted), np.int64, len(wanted))
+    ranks = np.fromiter(chain.from_iterable(wanted), np.int64, int(sizes.sum()))
+    if not len(ranks):
+        return 0, 0, 0
+    last = int(arrival[ranks].argmax())
+    number = int(np.searchsorted(np.cumsum(sizes), last, side="right"))
+    return int(arrival[ranks[last]]), number, int(ranks[last])
 
 
 def _few_chunks(demand: NeededSends) -> list[int]:

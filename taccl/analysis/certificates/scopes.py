@@ -17,7 +17,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_gap, format_us
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
-from taccl.problem.making import make_problem
+from taccl.problem.making import default_clauses
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.symmetry import share_permutations
@@ -115,7 +115,7 @@ def under_sketch(problem: Problem) -> str:
     Without a sketch, as of a lifted program or a baseline, clauses may still limit merging.
     """
     clauses = problem.clauses
-    default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
+    default = default_clauses(problem)
     merges = clauses.merging >= default.merging and clauses.max_merge >= default.max_merge
     if clauses != clauses.only("merge") or clauses.name:
         return " under this sketch"

@@ -18,7 +18,7 @@ from taccl.errors import InputError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.costs import hold_columns
-from taccl.problem.making import make_problem
+from taccl.problem.making import default_clauses
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduce_phase
 from taccl.topology.in_network import shared_links
@@ -134,7 +134,7 @@ def merging_freely(problem: Problem) -> Problem:
     clauses = problem.clauses
     if clauses != clauses.only("merge"):
         return problem
-    default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
+    default = default_clauses(problem)
     if not (clauses.merging >= default.merging and clauses.max_merge >= default.max_merge):
         return problem
     everywhere, most = frozenset(problem.links_allowed), max(clauses.max_merge, problem.collective.num_chunks)

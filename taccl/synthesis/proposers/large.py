@@ -145,7 +145,8 @@ def _schedule_phase(phase: Phase, behind: int, limit_s: float, limits: Limits, *
 def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:
     """True if merging pays on some link, and the number of sends is small enough."""
     large, collective = parameters.large, problem.collective
-    arrivals = sum(max(len(chunk.destinations), len(chunk.origins)) for chunk in collective.chunks)
+    starting, ending = collective.origin_sets.sizes, collective.destination_sets.sizes
+    arrivals = int(np.maximum(starting, ending).sum())
     return arrivals <= _MOST_MERGED and bool((most_merged(problem, large.merging_share) > 1).any())
 
 

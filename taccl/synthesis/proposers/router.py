@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl._internal.deadline import OutOfTime
+from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.errors import CollectiveError
 from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
 from taccl.synthesis.kernels.limits import Limits, counting
@@ -64,7 +64,8 @@ _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
 _REROUTING_PATIENCE = 4
 #: `_MOST_OWN_STEPS`: max links visited in a pass that searches a path for each chunk alone.
 #: `_OWN_LINK_NS`: estimated nanoseconds per link visited.
-_MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
+#: `_REROUTED_LINK_NS`: the same when chunks are rerouted, which also compares the loads of resources.
+_MOST_OWN_STEPS, _OWN_LINK_NS, _REROUTED_LINK_NS = 20_000_000, 4, 16
 #: Max number of chunks times number of ranks for which chunks are rerouted one by one.
 MOST_REROUTED = 20_000_000
 #: Estimated nanoseconds to visit a link in the search for a tree.
@@ -229,7 +230,10 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
     large chunks.
     """
     is_good = routes.peak_ticks <= limits.target_ticks
-    is_late = limits.deadline.left_s < _MARGIN * 2 * _MOST_OWN_STEPS * _OWN_LINK_NS / 10**9
+    passes = _EVENING + _LOWERING_PEAKS
+    most_steps = min(2 * _MOST_OWN_STEPS, len(passes) * search_steps(fabric, demand))
+    takes_s = most_steps * _REROUTED_LINK_NS / 10**9
+    is_late = (limits.until or limits.deadline).left_s < _MARGIN * busy_factor() * takes_s
     if is_good or is_late or demand.num_chunks * fabric.num_ranks > MOST_REROUTED:
         return routes
     nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
@@ -241,7 +245,7 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
     state.resource_load[:], state.load[:] = np.split(load, [fabric.num_resources])
     best, peak, idle, left = way.copy(), _peak(state), 0, 2 * _MOST_OWN_STEPS // fabric.num_slots
     with limits.deadline.stopping(signal):
-        for exponent, weight, share in _EVENING + _LOWERING_PEAKS:
+        for exponent, weight, share in passes:
             load = np.append(state.resource_load, state.load)
             now = Routes(_starts_of_hops(way), way[way >= 0], 0)
             hop, resource, _ = holds_of(fabric, demand.units, now)

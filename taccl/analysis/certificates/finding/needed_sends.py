@@ -134,6 +134,22 @@ class NeededSends:
         return Counter(dict.fromkeys(self.example, 1) if all_differ else self._kinds)
 
     @cached_property
+    def num_ends(self) -> int:
+        """Number of origins plus destinations of chunks, with one chunk counted for each `ChunkKind`."""
+        collective = self.problem.collective
+        if self.problem.clauses.relays is not None or collective.derivations:
+            return sum(len(data.destinations) + len(data.origins) for data, *_ in self.classes)
+        sets = collective.origin_sets, collective.destination_sets
+        code = np.zeros(collective.num_chunks, dtype=np.int64)
+        roots = np.array([-1 if chunk.root is None else chunk.root for chunk in collective.chunks])
+        first = np.zeros(1, dtype=np.int64)
+        for column in (sets[0].of_chunk, sets[1].of_chunk, self.problem.costs.chunk_units, roots):
+            _, number = np.unique(column.astype(np.int64), return_inverse=True)
+            code = code * (number.max(initial=0) + 1) + number
+            _, first, code = np.unique(code, return_index=True, return_inverse=True)
+        return sum(int(each.sizes[first].sum()) for each in sets)
+
+    @cached_property
     def _at_rank(self) -> dict[bool, list[list[ChunkKind]]]:
         """{True: kinds of chunks that each rank wants, False: kinds of chunks that start at each rank}."""
         classes: dict[bool, list[list[ChunkKind]]] = {
