@@ -21,6 +21,8 @@ def add_local_first(order: Precedence) -> None:
     the waits keep it. With `Precedence.impose`, they also enforce the gap wherever local chunks come first
     (in a reduction, last).
     """
+    if not order.own.clauses.own_first:
+        return
     topology, costs, own_costs = order.own.topology, order.problem.costs, order.own.costs
     lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for transfer, s in enumerate(order.send):

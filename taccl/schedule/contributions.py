@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from taccl.schedule.arrivals import ranges
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 #: Max search steps to compose one sum from arrivals.
 _MOST_STEPS = 100_000
@@ -89,12 +93,6 @@ def bits_of(ranks: Iterable[int]) -> int:
     return sum(1 << rank for rank in set(ranks))
 
 
-def all_bits(sets: Sequence[Collection[int]]) -> list[int]:
-    """Bit masks of sets of ranks; equal sets are converted once."""
-    carried = Carried.of(sets)
-    return [carried.bits[i] for i in carried.number.tolist()]
-
-
 def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
     """Disjoint arrivals that compose a sum, early ones preferred; None if the search finds no composition.
 
@@ -135,3 +133,50 @@ def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
             return None
         chosen.pop()
     return chosen
+
+
+def compositions(
+    carried: Carried, wanted: Ints, own: Ints, begin: Ints, end: Ints, last: Ints, sums: Ints
+) -> tuple[Ints, Ints, list[int]]:
+    """Arrivals that compose sums: (index of the sum, arrival) columns by sum, and sums without composition.
+
+    If all arrivals within a sum are disjoint and complete it, they compose it. So does a lone arrival of the
+    whole sum. Otherwise `make_up` searches.
+
+    - `wanted`, (num_wanted,): Index in `carried` of each sum.
+    - `own`, (num_wanted,): Rank whose own data may be a part of the sum; -1 for none.
+    - `begin`, `end`, (num_wanted,): Range of arrivals to compose the sum from.
+    - `last`, (num_wanted,): End of the range to take if the range to `end` does not suffice.
+    - `sums`, (num_arrivals,): Index in `carried` of the sum that each arrival brings.
+    """
+    words = carried.words(int(own.max(initial=0)) + 1)
+    row, each = ranges(begin, end)
+    within = ~(words[sums[each]] & ~words[wanted[row]]).any(axis=1)
+    row, each = row[within], each[within]
+    has_whole = np.zeros(len(wanted), bool)
+    has_whole[row[sums[each] == wanted[row]]] = True
+    union, size = np.zeros((len(wanted), words.shape[1]), np.uint64), np.zeros(len(wanted), np.int64)
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    if len(first):
+        union[row[first]] = np.bitwise_or.reduceat(words[sums[each]], first)
+        size[row[first]] = np.add.reduceat(carried.sizes[sums[each]], first)
+    word, bit = own // 64, np.uint64(1) << (own % 64).astype(np.uint64)
+    has_own = np.flatnonzero((own >= 0) & ~has_whole & ((words[wanted, word] & bit) > 0))
+    union[has_own, word[has_own]] |= bit[has_own]
+    size[has_own] += 1
+    is_made = (union == words[wanted]).all(axis=1) & (size == carried.sizes[wanted])
+    rows, parts = [row[is_made[row]]], [each[is_made[row]]]
+    missing = []
+    for k in np.flatnonzero(~is_made).tolist():
+        known = [Arrival(-1, 1 << int(own[k]), -1)] if own[k] >= 0 else []
+        known += [Arrival(i, carried.bits[sums[i]], i) for i in range(begin[k], last[k])]
+        count = len(known) - int(last[k] - end[k])
+        found = make_up(carried.bits[wanted[k]], known[:count]) or make_up(carried.bits[wanted[k]], known)
+        if found is None:
+            missing.append(k)
+            continue
+        parts.append(np.array([part.send for part in found if part.send >= 0], np.int64))
+        rows.append(np.full(len(parts[-1]), k))
+    row, part = np.concatenate(rows), np.concatenate(parts)
+    order = np.argsort(row, kind="stable")
+    return row[order], part[order], missing

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from taccl._internal.graph_algorithms import strong_components
-from taccl.schedule.waits import ranges
+from taccl.schedule.arrivals import ranges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

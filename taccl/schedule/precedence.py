@@ -30,12 +30,12 @@ from numpy.typing import ArrayLike, NDArray
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
+from taccl.schedule.arrivals import Events, chains, events_of, holds_at_start, ranges
 from taccl.schedule.clause_waits import add_local_first, add_releases
 from taccl.schedule.columns import check_indices
-from taccl.schedule.contributions import Arrival, all_bits, make_up
+from taccl.schedule.contributions import Carried, compositions
 from taccl.schedule.longest_paths import Levels, in_enough_bits
 from taccl.schedule.schedule import Schedule, make_schedule
-from taccl.schedule.waits import Events, chains, events_of, holds_at_start, ranges
 
 if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
@@ -157,7 +157,7 @@ class Precedence:
         self.held = self._held()
         self._on_resources()
         if contributions is not None:
-            self._of_contributions(contributions)
+            self._of_contributions(Carried.of(contributions))
         elif own.collective.combining and not own.collective.derivations:
             self._of_sums()
         else:
@@ -323,39 +323,45 @@ class Precedence:
         if not is_held.all():
             raise _absent(*divmod(int(place[~is_held][0]), self.own.collective.num_chunks))
 
-    def _of_contributions(self, contributions: Sequence[Collection[int]]) -> None:
-        """Add waits for named contributions: a sum is sent after all arrivals of which it is composed."""
-        links = self.own.topology.links
-        carried = all_bits(contributions)
-        arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
-        for transfer, s in enumerate(self.send):
-            for rank in links[self.link[s]].dsts:
-                arrivals[rank, self.chunk[transfer]].append(Arrival(self.end[s], carried[transfer], s))
-        for (rank, chunk), here in arrivals.items():
-            if rank in self.own.collective.chunks[chunk].origins:
-                here.append(Arrival(-1, 1 << rank, -1))
-            here.sort()
-        #: {(rank, chunk, sum): (arrivals that compose the sum, waits for them)}, reused by its later sends.
-        known: dict[tuple[int, int, int], tuple[list[Arrival], list[tuple[int, int]]]] = {}
-        for transfer, s in enumerate(self.send):
-            chunk, bits, begun = self.chunk[transfer], carried[transfer], self.start[s]
-            for rank in links[self.link[s]].srcs:
-                if bits == 1 << rank and rank in self.own.collective.chunks[chunk].origins:
-                    continue
-                parts, awaited = known.get((rank, chunk, bits), (None, []))
-                if parts is None or any(part.end > begun for part in parts):
-                    here = arrivals[rank, chunk]
-                    parts = make_up(bits, [each for each in here if each.end <= begun])
-                    if parts is None and self.impose:
-                        parts = make_up(bits, here)
-                    if parts is None:
-                        raise _absent(rank, chunk)
-                    awaited = [(part.send, self.duration[part.send]) for part in parts if part.send >= 0]
-                    if len(awaited) > _FEW:
-                        awaited = [(self.join(awaited, DATA), 0)]
-                    known[rank, chunk, bits] = parts, awaited
-                for source, after in awaited:
-                    self.wait(source, s, DATA, after=after)
+    def _of_contributions(self, carried: Carried) -> None:
+        """Add waits for named contributions: a sum is sent after all arrivals of which it is composed.
+
+        A rank composes a sum at its first send, and later sends of this sum reuse it.
+        """
+        reads, arrivals = self._reads_and_arrivals()
+        number, num_sums, num_chunks = carried.number, len(carried.sums), self.own.collective.num_chunks
+        until, turn = np.unique(self._ends[arrivals.send], return_inverse=True)
+        order = np.lexsort((turn, arrivals.place))
+        arrivals, turn = arrivals.of(order), turn[order]
+        index = {ranks: i for i, ranks in enumerate(carried.sums)}
+        lone = np.array([index.get((rank,), -1) for rank in range(self.own.topology.num_ranks)])
+        has_own = holds_at_start(self.own.collective, reads.place)
+        reads = reads.of(~(has_own & (number[reads.transfer] == lone[reads.place // num_chunks])))
+        reads = reads.of(np.argsort(self._starts[reads.send], kind="stable"))
+        _, first, of_read = np.unique(
+            reads.place * num_sums + number[reads.transfer], return_index=True, return_inverse=True
+        )
+        place, wanted, begun = (
+            column[first] for column in (reads.place, number[reads.transfer], self._starts[reads.send])
+        )
+        is_over = np.searchsorted(until, begun, side="right")
+        key = arrivals.place * (len(until) + 1) + turn
+        end = np.searchsorted(key, place * (len(until) + 1) + is_over)
+        row, part, missing = compositions(
+            carried,
+            wanted,
+            np.where(holds_at_start(self.own.collective, place), place // num_chunks, -1),
+            np.searchsorted(arrivals.place, place),
+            end,
+            np.searchsorted(arrivals.place, place, side="right") if self.impose else end,
+            number[arrivals.transfer],
+        )
+        if missing:
+            raise _absent(*divmod(int(place[missing[0]]), num_chunks))
+        source, every = arrivals.send[part], np.arange(len(place))
+        begins, ends = (np.searchsorted(row, every, side=side)[of_read] for side in ("left", "right"))
+        data, nothing = np.full(len(of_read), DATA), np.zeros(len(of_read), np.int64)
+        self._gather(source, self._durations[source], begins, ends, reads.send, data, nothing, nothing)
 
     def _of_sums(self) -> None:
         """Add waits for sums in place: a sum is sent after arrivals it includes, before later arrivals.

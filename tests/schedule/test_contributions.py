@@ -14,7 +14,7 @@ from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
 from taccl.schedule.combine import separate_contributions, summed_at_destinations
-from taccl.schedule.contributions import Arrival, make_up
+from taccl.schedule.contributions import Arrival, Carried, compositions, make_up
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
@@ -311,9 +311,18 @@ def test_search_and_verifier_agree_on_the_sums_of_a_rank():
         parts = make_up(wanted, [Arrival(0, bits, i) for i, bits in enumerate(known)])
         assert (parts is not None) == expected
         assert parts is None or sum(part.bits for part in parts) == wanted
+        assert composed(wanted, known) == (None if parts is None else {part.send for part in parts})
         assert verifier_accepts(topology, wanted, known) == expected
         found.add(expected)
     assert found == {False, True}
+
+
+def composed(wanted, known):
+    """Indices of the known sums that compose `wanted`, as the precedence graph finds them; None for none."""
+    carried = Carried.of([[rank for rank in range(4) if bits >> rank & 1] for bits in (*known, wanted)])
+    (last,), own, first, end = (np.array([each]) for each in (carried.number[-1], -1, 0, len(known)))
+    _, parts, missing = compositions(carried, np.array([last]), own, first, end, end, carried.number[:-1])
+    return None if missing else {*parts.tolist()}
 
 
 def verifier_accepts(topology, wanted, known):

@@ -43,6 +43,15 @@ def test_sends_keep_their_order(order):
     assert starts_of(schedule) == {(1, 0): 0, (2, 0): 3, (0, 0): 6}
 
 
+def test_a_send_listed_before_its_data_waits_for_it():
+    """A send listed before its chunk arrives waits for the chunk."""
+    topology = linked("chain", [0, 0, 0], [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(topology, custom(3, [([0], [1, 2])]))
+    schedule = exact_times(problem, chunk=[0, 0], link=[1, 0], sequence=[0, 1])
+    verify(schedule).raise_if_failed()
+    assert schedule.link.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("orders", [{}, {"starts": [0], "sequence": [0]}], ids=["neither", "both"])
 def test_exactly_one_order_is_given(orders):
     """`exact_times` requires `starts` or `sequence`, and refuses both together."""

@@ -1,0 +1,105 @@
+"""Reads and arrivals of chunks at ranks as columns, and nodes that gather ranges of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.problem.costs import link_ends, wide_links
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.problem.collective import Collective
+    from taccl.problem.problem import Problem
+    from taccl.topology.topology import Topology
+
+    Flags = NDArray[np.bool_]
+    Ints = NDArray[np.int64]
+
+
+class Events(NamedTuple):
+    """Reads or arrivals of chunks at ranks as columns, in order of their sends.
+
+    - `send`, `transfer`, (num_events,) int64: Number of the send, and index of the transfer.
+    - `place`, (num_events,) int64: Rank and chunk as one number, ``rank * num_chunks + chunk``.
+    """
+
+    send: Ints
+    transfer: Ints
+    place: Ints
+
+    def of(self, rows: Flags | Ints) -> Events:
+        """Events of the given rows."""
+        return Events(self.send[rows], self.transfer[rows], self.place[rows])
+
+
+def events_of(problem: Problem, chunk: Ints, link: Ints, send: Ints) -> tuple[Events, Events]:
+    """(reads at the sources, arrivals at the destinations) of all transfers, in order of their sends.
+
+    - `chunk`, `link`, `send`, (num_transfers,) arrays: Chunk, link and number of send of each transfer.
+    """
+    order, num_chunks = np.argsort(send, kind="stable"), problem.collective.num_chunks
+    found = []
+    for row, rank in _ranks_of(problem.topology, link[order]):
+        transfer = order[row]
+        found.append(Events(send[transfer], transfer, rank * num_chunks + chunk[transfer]))
+    return found[0], found[1]
+
+
+def _ranks_of(topology: Topology, link: Ints) -> list[tuple[Ints, Ints]]:
+    """[(row, source), (row, destination)] of links, as columns; wide links have several of them."""
+    rows = np.arange(len(link))
+    if not wide_links(topology):
+        return [(rows, ends[link]) for ends in link_ends(topology)]
+    found = []
+    for side in ("srcs", "dsts"):
+        ranks = [getattr(topology.links[e], side) for e in link.tolist()]
+        counts = [len(each) for each in ranks]
+        flat = np.array([rank for each in ranks for rank in each], np.int64)
+        found.append((np.repeat(rows, counts), flat))
+    return found
+
+
+def holds_at_start(collective: Collective, place: Ints) -> Flags:
+    """True for each place (`Events`) if the rank holds the chunk at the start, or contributes to its sum."""
+    sets, (rank, chunk) = collective.origin_sets, np.divmod(place, max(1, collective.num_chunks))
+    member = np.zeros((collective.num_ranks, len(sets.sets)), bool)
+    for i, ranks in enumerate(sets.sets):
+        member[list(ranks), i] = True
+    found: Flags = member[rank, sets.of_chunk[chunk]]
+    return found
+
+
+class Chains(NamedTuple):
+    """Nodes that gather the events of ranges; each continues the previous node if both begin at one event.
+
+    - `begin`, `end`, (num_nodes,): Events that each node adds to those of the node that it continues.
+    - `later`: Nodes that continue the previous node.
+    - `first_row`, (num_nodes,), `of_row`, (num_ranges,): First range of each node; node of each range.
+    """
+
+    begin: Ints
+    end: Ints
+    later: Ints
+    first_row: Ints
+    of_row: Ints
+
+
+def chains(begin: Ints, end: Ints) -> Chains:
+    """Nodes for ranges of events from `begin` to `end`, exclusive; equal ranges share a node."""
+    _, row, of_row = np.unique(
+        begin * (int(end.max(initial=0)) + 1) + end, return_index=True, return_inverse=True
+    )
+    since, last = begin[row], end[row]
+    later = np.flatnonzero(since[1:] == since[:-1]) + 1
+    since[later] = last[later - 1]
+    return Chains(since, last, later, row, of_row)
+
+
+def ranges(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """(index of the range, value) for all values of the ranges from `begin` to `end`, exclusive."""
+    count = np.maximum(0, end - begin)
+    row = np.repeat(np.arange(len(count)), count)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + begin[row]
