@@ -75,7 +75,7 @@ _ABLATION = (
 _FIT = (
     ("log", "log", ""), ("median error", "median", ".1%"), ("90th percentile", "p90", ".1%"),
     ("largest", "largest", ".1%"), ("left out, median", "left_out", ".1%"),
-    ("irregular", "irregularity", ".1%"), ("CPU s", "cpu_s", ".1f"),
+    ("irregular", "irregularity", ".1%"), ("three lines", "lines", ".1%"), ("CPU s", "cpu_s", ".1f"),
     ("met", "met", ""),
 )  # fmt: skip
 _RANGES = ("<64KB", "<2MB", "<64MB", ">=64MB")
@@ -234,6 +234,8 @@ def _fit(data: dict[str, Any]) -> str:
     said = (
         "Limits for each log are a median error of 6%, 20% at the 90th percentile, 8% left out, and 5 s. "
         "*irregular* is the mean distance of the times from the nearest curve that rises with the size. "
+        "*three lines* is the median error of up to three lines of free latency and rate through the times: "
+        "fits with three protocols are rarely better. "
         f"The mean of the medians of single logs is {data['mean_of_medians']:.1%} (limit 4%). Two further "
         "checks have a limit of 15%. A fit to one node of MI300X, with a NIC rate set by hand, predicts "
         f"two nodes at 1 GiB with an error of {ahead['error']:.1%}. The baseline `nccl` on a profile "
