@@ -15,6 +15,7 @@ from taccl.problem.clauses import Clauses
 from taccl.problem.collectives import CollectiveArguments, make
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
+from taccl.topology.links import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +144,8 @@ def _default_merging(topology: Topology, collective: Collective, num_bytes: int)
     if not collective.sums_up:
         return Clauses(max_merge=6, merging=merging)
     # Many links share the same cost objects, whose identities are much faster to hash than fractions.
-    costs = [(id(e.alpha_us), id(e.beta_us_per_mb)) for e in topology.links]
+    alphas, betas = columns_of(topology.links, 2, 3)
+    costs = list(zip(map(id, alphas), map(id, betas), strict=True))
     one_of = dict(zip(costs, topology.links, strict=True))
     waits = {cost: e.alpha_us * 10**6 > e.beta_us_per_mb * num_bytes for cost, e in one_of.items()}
     slow = {e for e, cost in enumerate(costs) if waits[cost]}

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import smallest_of_orbits
 from taccl.errors import SketchError
-from taccl.problem.costs import hold_columns, link_ends
+from taccl.problem.costs import hold_columns, link_ends, wide_links
 from taccl.problem.problem import Clauses, Problem
-from taccl.topology.topology import Hold, Link, Topology
+from taccl.topology.links import columns_of
+from taccl.topology.topology import Topology
 
 Permutation = tuple[int, ...]
 
@@ -226,15 +228,21 @@ class _Keys:
 
     def __init__(self, topology: Topology) -> None:
         number: dict[Hashable, int] = {}
+        # Many links share the same cost objects, whose identities are much faster to hash than fractions.
+        known: dict[tuple[int, int, str], int] = {}
 
-        def cost(of: Link | Hold, *more: Hashable) -> int:
-            ratios = of.alpha_us.as_integer_ratio(), of.beta_us_per_mb.as_integer_ratio()
-            return number.setdefault((*ratios, *more), len(number))
+        def cost(alpha_us: Fraction, beta_us_per_mb: Fraction, side: str) -> int:
+            shared = id(alpha_us), id(beta_us_per_mb), side
+            if shared not in known:
+                ratios = alpha_us.as_integer_ratio(), beta_us_per_mb.as_integer_ratio()
+                known[shared] = number.setdefault((*ratios, side), len(number))
+            return known[shared]
 
         self._topology, self._columns = topology, hold_columns(topology)
-        self.of_link = [cost(link) for link in topology.links]
-        self._of_hold = np.array([cost(hold, hold.side) for hold in topology.holds], dtype=np.int64)
-        self.has_single_ends = all(len(e.srcs) == len(e.dsts) == 1 for e in topology.links)
+        self.of_link = list(map(cost, *columns_of(topology.links, 2, 3), repeat("")))
+        of_hold = map(cost, *columns_of(topology.holds, 2, 3, 4))
+        self._of_hold = np.fromiter(of_hold, np.int64, len(topology.holds))
+        self.has_single_ends = not wide_links(topology)
         ends = self.ends(np.arange(topology.num_ranks))
         self.order = np.argsort(ends, kind="stable")
         self.sorted = ends[self.order]

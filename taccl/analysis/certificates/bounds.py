@@ -389,13 +389,16 @@ class _Finders:
 
 
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:
-    """Bound for divisible data from the best cut around a node or a rank, as a list of one claim.
+    """Bounds for divisible data from the best cut around a node or a rank, and from the best level cut.
 
-    The list is empty if no cut gives a bound, or if the different chunks together have more than `_MAX_CUT`
-    origins and destinations.
+    There are none if the different chunks together have more than `_MAX_CUT` origins and destinations. Level
+    cuts are tried on single nodes, where these are at most `_MAX_FOUND`.
     """
     problem = by_switches_alone(problem) if in_network == "only" else problem
     volume = Volume(as_spreading(problem), divisible=True)
     if volume.num_ends > _MAX_CUT:
         return []
-    return list(cut_claims(volume, node_cut(volume, in_network=in_network is True)))
+    found = [*cut_claims(volume, node_cut(volume, in_network=in_network is True))]
+    if problem.topology.num_nodes == 1 and volume.num_ends <= _MAX_FOUND:
+        found += cut_claims(volume, level_cut(volume, budget_s=_LEVELS_S))
+    return found

@@ -344,18 +344,21 @@ def _priced(
     scale = math.lcm(*ticks.tolist())
     if scale > _MOST_PRICE:
         scale = max(_MOST_PRICE, int(ticks.max(initial=1)))
-    prices = [0] * len(least)
-    for r, each in zip(resources.tolist(), ticks.tolist(), strict=True):
-        prices[r] = max(1, round(scale / each))
+    prices = np.zeros(len(least), dtype=np.int64)
+    prices[resources] = [max(1, round(scale / each)) for each in ticks.tolist()]
     is_border = np.zeros(len(volume.problem.topology.links), dtype=bool)
     is_border[entering] = True
-    paid = dict.fromkeys(entering.tolist(), 0)
     at = np.flatnonzero(is_border[volume.holds[0]])
-    for e, r, each in zip(*(column[at].tolist() for column in volume.holds), strict=True):
-        paid[e] += prices[r] * each
-    charges = (Fraction(each, n) for each, n in zip(paid.values(), pairs.tolist(), strict=True))
-    charge = min(charges, default=Fraction(0))
-    idle = volume.heads_tails.idle(len(prices), is_border).tolist()
-    rates = zip((price * volume.ticks_scale for price in prices), idle, strict=True)
+    link, resource, held = (column[at] for column in volume.holds)
+    most = int(prices.max(initial=0)) * int(held.max(initial=0)) * len(at)
+    exact = np.int64 if most < 2**63 else object
+    first = np.flatnonzero(np.diff(link, prepend=-1))
+    paid = np.add.reduceat(prices[resource].astype(exact) * held.astype(exact), first) if len(at) else link
+    # A link without holds pays nothing. Few sums differ, which saves most fractions.
+    is_paid = len(paid) == len(entering)
+    charges = {Fraction(each, n) for each, n in set(zip(paid.tolist(), pairs.tolist(), strict=False))}
+    charge = min(charges, default=Fraction(0)) if is_paid else Fraction(0)
+    idle = volume.heads_tails.idle(len(prices), is_border)[resources].tolist()
+    rates = zip((price * volume.ticks_scale for price in prices[resources].tolist()), idle, strict=True)
     bound = least_time(rates, charge * volume.needed(parts))
-    return bound, CutDual(tuple(prices), (SetCharge(parts, charge / volume.ticks_scale),))
+    return bound, CutDual(tuple(prices.tolist()), (SetCharge(parts, charge / volume.ticks_scale),))
