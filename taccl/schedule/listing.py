@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from taccl._internal.address_space import require_address_space
 from taccl.problem.problem import Problem
+from taccl.schedule.longest_paths import Levels
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule
 
@@ -68,26 +67,6 @@ class Tasks:
             raise ValueError("the order of sends is cyclic: some wait for each other")
         return order
 
-    def components(self) -> list[list[int]]:
-        """Strongly connected components of the precedence graph, in topological order."""
-        with suppress(ValueError):  # usually there is no cycle
-            return [[task] for task in self.order()]
-        require_address_space()
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import connected_components
-
-        ends = np.array([(task, later) for task, after in enumerate(self.after) for later, _ in after]).T
-        graph = csr_array((np.ones(len(ends[0]), np.int8), (ends[0], ends[1])), shape=(len(self.after),) * 2)
-        number, part = connected_components(graph, connection="strong")
-        between = Tasks(after=[[] for _ in range(number)])
-        for here, there in set(zip(*part[ends].tolist(), strict=True)):
-            if here != there:
-                between.after[here].append((there, 0))
-        members: list[list[int]] = [[] for _ in range(number)]
-        for task, each in enumerate(part.tolist()):
-            members[each].append(task)
-        return [members[each] for each in between.order()]
-
     def _num_awaited(self) -> list[int]:
         """Number of predecessors of each task."""
         number = [0] * len(self.after)
@@ -110,24 +89,11 @@ class Tasks:
         Two ranks that exchange partial sums constrain each other. Such a cycle is feasible if it has no
         positive total gap; else `ValueError` is raised.
         """
-        head = [0] * len(self.after)
-
-        def put_off(some: Iterable[int]) -> bool:
-            moved = False
-            for task in some:
-                now = head[task]
-                for later, gap in self.after[task]:
-                    if now + gap > head[later]:
-                        head[later], moved = now + gap, True
-            return moved
-
-        try:
-            put_off(self.order())
-        except ValueError:
-            for some in self.components():
-                if all(put_off(some) for _ in range(len(some) + 1)) and len(some) > 1:
-                    raise
-        return head
+        waits = [(task, later, gap) for task, after in enumerate(self.after) for later, gap in after]
+        source, target, gap = np.array(waits, np.int64).reshape(-1, 3).T
+        levels = Levels(len(self.after), source, target, np.zeros(len(waits), bool))
+        found: list[int] = levels.earliest(gap).tolist()
+        return found
 
     def starts(self, urgency: Sequence[tuple[int, ...]]) -> list[int]:
         """Start of each task by list scheduling; tasks with the smallest `urgency` key go first."""

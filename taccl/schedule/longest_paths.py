@@ -74,6 +74,19 @@ class Levels:
         across = across[np.argsort(target[across], kind="stable")]
         self._across = _batches(across, source, target, np.zeros(num_events, np.int64), [1])
 
+    def earliest(self, gap: Ticks) -> Ints:
+        """(num_events,) earliest start of each event, from 0, without waits across tiles.
+
+        - `gap`, (num_waits,): Min ticks from the source's start to the target's start.
+
+        Raises `ValueError` if events wait for each other in a cycle of positive length.
+        """
+        gap, num_events = in_enough_bits(gap), len(self.component)
+        start, binding = np.zeros(num_events, gap.dtype), np.zeros(num_events, np.int64)
+        if len(self.postpone(start, gap, binding)[1]):
+            raise ValueError("the order of sends is cyclic: some wait for each other")
+        return start.astype(np.int64)
+
     def postpone(
         self, start: Ticks, gap: Ticks, binding: Ints, before: Ticks | None = None
     ) -> tuple[bool, Ints]:

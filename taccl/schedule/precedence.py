@@ -34,7 +34,7 @@ from taccl.schedule.arrivals import Events, chains, events_of, holds_at_start, r
 from taccl.schedule.clause_waits import add_local_first, add_releases
 from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Carried, compositions
-from taccl.schedule.longest_paths import Levels, in_enough_bits
+from taccl.schedule.longest_paths import Levels
 from taccl.schedule.schedule import Schedule, make_schedule
 
 if TYPE_CHECKING:
@@ -189,11 +189,7 @@ class Precedence:
 
         Raises `ValueError` if events wait for each other in a cycle of positive length.
         """
-        gap = in_enough_bits(self.gaps())
-        start, binding = np.zeros(self.num_events, gap.dtype), np.zeros(self.num_events, np.int64)
-        if len(self.levels.postpone(start, gap, binding)[1]):
-            raise ValueError("the order of sends is cyclic: some wait for each other")
-        return start.astype(np.int64)
+        return self.levels.earliest(self.gaps())
 
     def schedule(self, start: ArrayLike, *, producer: str, problem: Problem | None = None) -> Schedule:
         """Schedule of the sends with the given starts.
