@@ -2,7 +2,7 @@
 
 A baseline lists its moves step by step: rank `src` sends a chunk to rank `dst`, which adds it up or keeps it.
 Moves name ranks only. `routed` converts them to sends over links, each over the direct link or a shortest
-path of relays. `Sends.schedule` then computes exact times in one pass.
+path of relays. `Sends.schedule` then computes exact times.
 
 A reduction is a broadcast whose moves are reversed, so a baseline lists only its broadcast.
 """
@@ -204,7 +204,7 @@ def sends_over(
     kept[first] = True
     if carries is None:
         starts = problem.collective.origin_sets
-        kept &= ~_members(starts, n)[starts.of_chunk[chunk], dst]
+        kept &= ~starts.flags(n)[starts.of_chunk[chunk], dst]
         rows = np.flatnonzero(kept)
         kept[rows] = _needed(problem, chunk[rows], src[rows], dst[rows])
     rows = np.flatnonzero(kept)
@@ -221,7 +221,7 @@ def sends_over(
 def _needed(problem: Problem, chunk: Ints, src: Ints, dst: Ints) -> Flags:
     """True if a destination depends on the transfer, (num_transfers,); no rank may get a chunk twice."""
     n, ends = problem.topology.num_ranks, problem.collective.destination_sets
-    needed = _members(ends, n)[ends.of_chunk[chunk], dst]
+    needed = ends.flags(n)[ends.of_chunk[chunk], dst]
     here = chunk * n + dst
     order = np.argsort(here)
     found = np.searchsorted(here[order], chunk * n + src)
@@ -234,14 +234,6 @@ def _needed(problem: Problem, chunk: Ints, src: Ints, dst: Ints) -> Flags:
         frontier[feeding] = ~needed[feeding]
         needed = needed | frontier
     return needed
-
-
-def _members(sets: RankSets, num_ranks: int) -> Flags:
-    """Membership matrix of sets of ranks, (num_sets, num_ranks): True if the rank is in the set."""
-    found = np.zeros((len(sets.sets), num_ranks), bool)
-    for row, ranks in zip(found, sets.sets, strict=True):
-        row[list(ranks)] = True
-    return found
 
 
 def check_number(problem: Problem, num_transfers: int) -> None:

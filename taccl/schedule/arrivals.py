@@ -65,10 +65,7 @@ def _ranks_of(topology: Topology, link: Ints) -> list[tuple[Ints, Ints]]:
 def holds_at_start(collective: Collective, place: Ints) -> Flags:
     """True for each place (`Events`) if the rank holds the chunk at the start, or contributes to its sum."""
     sets, (rank, chunk) = collective.origin_sets, np.divmod(place, max(1, collective.num_chunks))
-    member = np.zeros((collective.num_ranks, len(sets.sets)), bool)
-    for i, ranks in enumerate(sets.sets):
-        member[list(ranks), i] = True
-    found: Flags = member[rank, sets.of_chunk[chunk]]
+    found: Flags = sets.flags(collective.num_ranks)[sets.of_chunk[chunk], rank]
     return found
 
 

@@ -205,10 +205,8 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
         return Demand(units, origin_of, origin, target=target)
     wanted: Bytes | None = None
     if not (arrivals == num_ranks).all():
-        rows = np.zeros((num_ranks, num_chunks), bool)
-        for c, ranks in enumerate(destinations):
-            rows[list(ranks), c] = True
-        wanted = np.packbits(rows, axis=1, bitorder="little")
+        ends = collective.destination_sets
+        wanted = np.packbits(ends.flags(num_ranks).T[:, ends.of_chunk], axis=1, bitorder="little")
     return Demand(units, origin_of, origin, wanted)
 
 
