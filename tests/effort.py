@@ -86,10 +86,15 @@ def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) 
 
 
 def shorten_mixes(patch: pytest.MonkeyPatch) -> None:
-    """Limit the search for mixed plans to a brief local search from one start, as in all tests by default."""
+    """Limit the searches for mixed plans and mixes of trees, as in all tests by default.
+
+    A mixed plan is from a brief local search from one start, and a mix of trees from the brief sweeps alone.
+    """
     patch.setattr("taccl.baselines.multiplying_mixes._PATIENCE", 20)
     patch.setattr("taccl.baselines.multiplying_mixes._STARTS", 1)
     patch.setattr("taccl.baselines.multiplying_mixes._RUNS", 0)
+    patch.setattr("taccl.baselines.tree_mixes._LONG", 3)
+    patch.setattr("taccl.baselines.tree_mixes._FEW_SENDS", 0)
 
 
 def in_time(attempt: Callable[[float], T], enough: Callable[[T], bool]) -> T:

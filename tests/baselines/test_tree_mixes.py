@@ -41,7 +41,7 @@ def test_links_of_a_square_mesh_are_in_six_classes():
         # Plans with hubs of each line took 23.83 us, and trees of any shape by linear programs 23.06 us.
         ((4, 4), 1_000_000, 23.0),
         # Plans with hubs of each line took 16.57 us.
-        ((8, 8), 256_000, 15.6),
+        ((8, 8), 256_000, 15.61),
     ],
 )
 def test_mixes_of_trees_finish_before_other_forms(sizes, num_bytes, before_us):

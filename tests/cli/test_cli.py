@@ -150,7 +150,7 @@ class TestSynthesize:
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=2)
+            process.wait(timeout=1)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
         assert "Traceback" not in err

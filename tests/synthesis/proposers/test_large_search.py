@@ -81,7 +81,7 @@ class TestPhases:
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
         size = 24  # routes of so many ranks take seconds, in which even a busy machine looks at the keyboard
         if phase != "balancing routes":
-            size = 11
+            size = 9
             monkeypatch.setattr(router, "_PATH_EXPONENTS", (0,))
             monkeypatch.setattr(router, "_PATH_CHOICES", ((1,),))
 
@@ -368,7 +368,7 @@ def test_killed_run_leaves_no_part_of_a_file(number, fabric, tmp_path):
     )
     command = [sys.executable, "-m", "taccl", *words.split()]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    time.sleep(2)
+    time.sleep(1)
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
     assert b"Traceback" not in said
