@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
-from taccl.analysis.certificates.scopes import LIMIT_TIMES, bound_over_all_chunkings, stronger
+from taccl.analysis.certificates.scopes import (
+    LIMIT_TIMES,
+    bound_over_all_chunkings,
+    known_bound_over_all_chunkings,
+    stronger,
+)
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
@@ -124,9 +129,14 @@ def sound_bound(search: Search) -> tuple[Certificate, tuple[str, ...]]:
     """Return (lower bound, messages): the larger of the problem's bound and the bound over all chunkings.
 
     The bound is zero, with a message, if none was proven in time, or if a verified schedule refutes it.
+    After Ctrl-C no bound is computed, but those that are known count.
     """
     assert search.best is not None, "there is a schedule"
-    if not (search.interrupted or search.is_strengthened):
+    if search.interrupted:
+        known = search.bound or no_bound(search.problem)
+        every = known_bound_over_all_chunkings(known)
+        search.bound = search.bound if every is None else stronger(known, every)
+    elif not search.is_strengthened:
         search.is_strengthened = True
         every = look_for_bound_over_all_chunkings(search, search.bound)
         known = search.bound

@@ -15,7 +15,13 @@ from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
-from taccl.analysis.certificates.scopes import bound_over_all_chunkings, bound_rows, gap_text, standing
+from taccl.analysis.certificates.scopes import (
+    bound_over_all_chunkings,
+    bound_rows,
+    gap_text,
+    known_bound_over_all_chunkings,
+    standing,
+)
 from taccl.errors import NumericsWarning, warn
 from taccl.schedule.figures import schedule_figures
 from taccl.schedule.schedule import Schedule
@@ -300,10 +306,12 @@ class Result:
 
     @property
     def bound_over_all_chunkings(self) -> Certificate | None:
-        """Lower bound of the same data over all chunkings; None after Ctrl-C, or if time does not suffice."""
-        if self.bound.divisible:
-            return self.bound
-        return None if self.interrupted or self.is_brief else bound_over_all_chunkings(self.bound)
+        """Lower bound of the same data over all chunkings; None if time does not suffice.
+
+        After Ctrl-C none is computed, but one that the search has found counts.
+        """
+        is_at_once = self.interrupted or self.is_brief
+        return (known_bound_over_all_chunkings if is_at_once else bound_over_all_chunkings)(self.bound)
 
     @property
     def bound_of_every_cut(self) -> Certificate | None:

@@ -609,7 +609,7 @@ class TestCtrlC:
         """Interrupted during the choice of chunks, a schedule in the best number tried so far is returned.
 
         Baselines in finer chunks and trees are disabled. The opposite rank is two hops away: one chunk makes
-        them in sequence, while hops of two half chunks overlap.
+        them in sequence, while hops of two half chunks overlap. A bound that was found before counts.
         """
         monkeypatch.setattr(table, "offer_cut", lambda search, until: None)
         monkeypatch.setattr(table, "offer_trees", lambda search: None)
@@ -617,6 +617,8 @@ class TestCtrlC:
         result = synthesized(problem, progress=interrupt_once(next_tried))
         assert taccl.verify(result.schedule).ok and result.interrupted
         assert result.schedule.problem.collective.num_chunks == best
+        known = [each.bound_us for each in result.stages if each.name == "bound over all chunkings"]
+        assert result.bound_us == result.bound_over_all_chunkings.bound_us == known[0] > 0
 
     @pytest.mark.slow
     def test_no_chunks_are_tried(self):

@@ -86,6 +86,12 @@ def bound_over_all_chunkings(bound: Certificate, *, budget_s: float | None = Non
     return known.bound
 
 
+def known_bound_over_all_chunkings(bound: Certificate) -> Certificate | None:
+    """Bound over all chunkings for the problem of `bound` as computed before; None if none was."""
+    found = bound.problem.cache.get(_CACHE, {}).get(bound.in_network)
+    return bound if bound.divisible else None if found is None else found.bound
+
+
 def share_bound_over_all_chunkings(problem: Problem, other: Problem) -> None:
     """Copy cached bounds over all chunkings from `other` to `problem` if both have the same size in bytes."""
     if problem.size_bytes is not None and problem.size_bytes == other.size_bytes:
