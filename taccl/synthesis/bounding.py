@@ -133,9 +133,9 @@ def sound_bound(search: Search) -> tuple[Certificate, tuple[str, ...]]:
     """
     assert search.best is not None, "there is a schedule"
     if search.interrupted:
-        known = search.bound or no_bound(search.problem)
-        every = known_bound_over_all_chunkings(known)
-        search.bound = search.bound if every is None else stronger(known, every)
+        found = search.bound or no_bound(search.problem)
+        every = known_bound_over_all_chunkings(found)
+        search.bound = search.bound if every is None else stronger(found, every)
     elif not search.is_strengthened:
         search.is_strengthened = True
         every = look_for_bound_over_all_chunkings(search, search.bound)
