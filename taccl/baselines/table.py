@@ -115,12 +115,10 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
     per_link_s = 2e-5 * len(problem.topology.links)
     starting, ending = problem.collective.origin_sets.sizes, problem.collective.destination_sets.sizes
     num_phases = phases_of(problem)
-    one_shot = max(int(starting @ ending), least_transfers(problem))
-    transfers = {
-        name: one_shot if name == "one-shot" else num_arrivals(problem) * num_phases
-        for name in BASELINES
-        if row_of(name).competes
-    }
+    others = num_arrivals(problem) * num_phases
+    transfers = dict.fromkeys((name for name in BASELINES if row_of(name).competes), others)
+    if "one-shot" in transfers:
+        transfers["one-shot"] = max(int(starting @ ending), least_transfers(problem))
     has_forms = whole and not are_pairs(problem)
     most = {name: row_of(name).forms_transfers if has_forms else 0 for name in transfers}
     return {

@@ -135,8 +135,8 @@ def wide_links(topology: Topology) -> tuple[int, ...]:
         return wide_links(other)
     if (other := topology.cache.get(ALIKE)) is not None:
         return wide_links(other)
-    ends = zip(*columns_of(topology.links, 0, 1), strict=True)
-    return tuple(e for e, (srcs, dsts) in enumerate(ends) if len(srcs) + len(dsts) > 2)
+    num_ends = [np.fromiter(map(len, ranks), np.int64) for ranks in columns_of(topology.links, 0, 1)]
+    return tuple(np.flatnonzero(np.add(*num_ends) > 2).tolist())
 
 
 def read_columns(topology: Topology) -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 import taccl
-from taccl.errors import CollectiveError
+from taccl.cli.verbs import synthesize
+from taccl.errors import CollectiveError, NoSolutionError
 
 GREEDY = ("--chunk-size", "1MB", "--backend", "greedy")
 
@@ -48,3 +49,22 @@ def test_spill(run, words, tmp_path):
     assert taccl.load_spilled(tmp_path / "columns").num_transfers == 25 * 24
     code, _, err = run(*words)
     assert code == 2 and "the folder is not empty" in err
+
+
+@pytest.mark.slow
+def test_a_schedule_that_takes_too_long_to_list_is_implicit(run, tmp_path, monkeypatch):
+    """A torus of 576 ranks gets an implicit schedule within 1 s, but not if its transfers are to be written.
+
+    Without a time limit, or with a longer one, its transfers are listed.
+    """
+    words = ["synthesize", "torus:24x24", "--collective", "allgather", "--size", "1MB"]
+    code, out, _ = run(*words, "--time-limit", "1")
+    assert code == 0 and "implicit: 575 rows that 576 translations repeat; verified" in out
+
+    def listed(*_, **__):
+        raise NoSolutionError("all transfers are to be listed", bound_us=None)
+
+    monkeypatch.setattr(synthesize, "problem_from_options", listed)
+    for others in ((), ("--time-limit", "10"), ("--time-limit", "1", "-o", tmp_path / "schedule.json")):
+        code, _, err = run(*words, *others)
+        assert code == 1 and "all transfers are to be listed" in err

@@ -252,8 +252,9 @@ class Columns:
 def roots_of(problem: Problem) -> NDArray[np.int64]:
     """(num_chunks,) Root of every chunk that is reduced; -1 for other chunks."""
     collective = problem.collective
-    roots = (data.root if collective.combining else None for data in collective.chunks)
-    return np.array([-1 if root is None else root for root in roots], np.int64)
+    if not collective.combining:
+        return np.full(collective.num_chunks, -1)
+    return np.array([-1 if data.root is None else data.root for data in collective.chunks], np.int64)
 
 
 def flat_sets(sets: RankSets) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

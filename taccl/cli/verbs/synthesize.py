@@ -48,6 +48,9 @@ _MOST_OF_LIMIT = 0.9
 _MANY_RANKS = 2048
 #: Fewest ranks for an implicit schedule by the backend ``dimension-balanced``.
 _MANY_BALANCED = 257
+#: CPU seconds to list and verify a schedule, per pair of ranks. If all pairs take longer than the given time
+#: limit, fewer ranks suffice for an implicit schedule, unless the transfers are to be written to a file.
+_LISTED_S_PER_PAIR = 1e-5
 #: Max gap of an implicit schedule; above it ordinary synthesis runs instead.
 _WORTH_A_SEARCH = 0.1
 
@@ -197,7 +200,13 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
         return None
     if balanced and not taccl.dimensions(fabric).is_regular:
         return None
-    return fabric if fabric.num_ranks >= (_MANY_BALANCED if balanced else _MANY_RANKS) else None
+    is_short = (
+        options.output is None
+        and was_given("time_limit", options)
+        and _LISTED_S_PER_PAIR * fabric.num_ranks**2 > options.time_limit
+    )
+    is_large = fabric.num_ranks >= (_MANY_BALANCED if balanced else _MANY_RANKS)
+    return fabric if is_large or is_short else None
 
 
 def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:
