@@ -26,7 +26,7 @@ from taccl.analysis.certificates.transformed import merging_freely
 from taccl.synthesis.synthesize import synthesize
 from tests.analysis.claims import certificates_of, is_unbeaten, raised
 from tests.fuzzing import cases, some
-from tests.synthesis.small_problems import joined
+from tests.synthesis.small_problems import joined, linked
 
 #: Certificates of the claims for ranks and for nodes, over all chunkings.
 certificates = partial(certificates_of, byte_counting_bounds, divisible=True, in_network=False)
@@ -71,7 +71,13 @@ def test_a_met_bound_reads_proven_best(name):
 
 def _random_ports(rng):
     return Counter(
-        Port(rng.choice((0, 1, 3, 5)), rng.choice((0, 1, 2, 7)), rng.randint(1, 9), rng.choice((0, 0, 2)))
+        Port(
+            rng.choice((0, 1, 3, 5)),
+            rng.choice((0, 1, 2, 7)),
+            rng.randint(1, 9),
+            rng.choice((0, 0, 2)),
+            rng.choice((0, 0, 4)),
+        )
         for _ in range(rng.randint(1, 3))
     )
 
@@ -127,6 +133,30 @@ def test_data_that_enters_a_node_last_has_no_time_to_spread():
     assert node.bound == 8
 
 
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+def test_data_that_leaves_the_root_late_reaches_one_rank(name):
+    """A byte that leaves the root in the last 1 us reaches one rank, so it leaves once for each rank, or earlier.
+
+    Every port passes 1 MB in 1 us, and sends take 1 us longer. 3 MB must reach four ranks.
+    """
+    topology = joined([0, 1, 2, 3, 4], alpha=1, beta=1, far=1, shared=True)
+    problem = taccl.make_problem(topology, name, size_bytes="3MB")
+    best = max(certificates(merging_freely(problem)), key=lambda each: each.bound)
+    # With a finish of T, T - 1 MB leave the root, T - 2 MB of them early enough for all four ranks.
+    # T - 1 + 3 (T - 2) = 4 * 3 gives T = 19 / 4.
+    assert best.bound == Fraction(19, 4) and best.witness.ranks == {1, 2, 3, 4}
+    assert best.check() and not raised(best).check()
+
+
+def test_data_enters_a_set_once_it_can_be_at_its_border():
+    """Sends of 3 MB from the only neighbour of a rank start after the 2 us in which any data reach it."""
+    line = linked("line", [0, 0, 0], [(0, 1), (1, 2)], alpha_us=2, beta_us_per_mb=1)
+    problem = taccl.make_problem(line, "broadcast", size_bytes="3MB")
+    bounds = {each.witness.ranks: each for each in certificates(merging_freely(problem))}
+    assert bounds[frozenset({2})].bound == 2 + 2 + 3
+    assert all(each.check() and not raised(each).check() for each in bounds.values())
+
+
 @pytest.mark.parametrize("topology", [taccl.topologies.torus(4, 4), taccl.topologies.mi300x()])
 def test_a_scatter_is_bounded_as_a_gather_in_reversed_time(topology):
     """Data that leave a root take as long as data that enter it, with the latency of every send."""
@@ -162,7 +192,7 @@ def quick(problem):
 def random_bytes(seed):
     """A random collective of up to four ranks, in one and in two chunks per rank; sends may merge or not."""
     rng = random.Random(f"bytes {seed}")
-    nodes = rng.choice([[0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0]])
+    nodes = rng.choice([[0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 1, 2], [0, 0, 1, 1], [0, 0, 0, 0]])
     far = rng.choice((1, 2, 3))
     topology = joined(
         nodes, alpha=rng.choice((0, 1, 2)), beta=rng.choice((1, 2)), far=far, shared=rng.random() < 0.5

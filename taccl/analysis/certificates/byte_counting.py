@@ -3,14 +3,15 @@
 A pair is a byte that a set of ranks lacks, and a rank of the set that wants the byte. For sums, a pair is a
 contribution from outside the set, and a rank of the set that wants the sum. A send into the set that starts
 early serves few pairs per byte, because its sender holds data of few ranks by then. A send that ends late
-serves few pairs, too, because its data then reaches few ranks. See docs/formulation.md, "Byte counting".
+serves few pairs, too, because its data then reaches few ranks. If a few ranks have all data at first, all
+others may be the set. See docs/formulation.md, "Byte counting".
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -50,6 +51,7 @@ class Port(NamedTuple):
     - `alpha`, `beta`: A send of u units holds the resource for ``alpha + beta * u`` ticks.
     - `most`: Max useful units in a send.
     - `idle`: Min ticks of a send, of any size, in which it does not hold the resource.
+    - `head`: Earliest tick at which a source of these sends can have data that the set lacks.
 
     Methods return numbers of units times `scale`, a multiple of every beta, so that results at whole ticks
     are whole. In between, they are linear in time and continuous from the right.
@@ -59,6 +61,7 @@ class Port(NamedTuple):
     beta: int
     most: int
     idle: int
+    head: int = 0
 
     def passed(self, ticks: Time, scale: int) -> Time:
         """Max data units, times `scale`, that sends can carry if they start and end within `ticks` ticks."""
@@ -124,34 +127,53 @@ class ByteCounting(OfRanks):
 
 
 def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield byte-counting bounds for a few ranks and a few nodes, one of each orbit under symmetry."""
+    """Yield byte-counting bounds for a few ranks and a few nodes, one of each orbit under symmetry.
+
+    If fewer ranks start with data than want some, all ranks outside a rank or node with data form a set, too.
+    Instead, a scatter is bounded in reversed time.
+    """
     if in_network or not demand.single_ended or demand.problem.collective.derivations:
         return
-    for needed, backwards in demand.both_directions():
+    everyone = frozenset(range(demand.topology.num_ranks))
+    directions = list(demand.both_directions())
+    for needed, backwards in directions:
         for name, sets in needed.families:
             for ranks in needed.different(sets)[:_MOST_SETS]:
                 demand.deadline.check()
-                ticks, witness = _counted(needed, ranks)
-                if witness is not None and ticks > 0:
-                    node = needed.topology.node_of_rank[min(ranks)]
-                    where = f"rank {min(ranks)}" if name == "rank" else f"node {node}"
-                    what = f"data {'out of' if backwards else 'into'} {where}, with the latency of every send"
-                    yield Claim(ticks, what, replace(witness, backwards=backwards))
+                node = needed.topology.node_of_rank[min(ranks)]
+                where = f"rank {min(ranks)}" if name == "rank" else f"node {node}"
+                targets = [(ranks, "out of" if backwards else "into")]
+                if len(directions) == 1 and not ranks.isdisjoint(needed.few_start):
+                    targets.append((everyone - ranks, "out of"))
+                for target, way in targets:
+                    ticks, witness = _counted(needed, target)
+                    if witness is not None and ticks > 0:
+                        what = f"data {way} {where}, with the latency of every send"
+                        yield Claim(ticks, what, replace(witness, backwards=backwards))
 
 
 def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, ByteCounting | None]:
     """(byte-counting bound in ticks, its witness) for a set of ranks; (0, None) if nothing is proven."""
     pairs = total = adding = wanting = 0
     of_rank: Counter[int] = Counter()
-    for kind, others in demand.outside(ranks).items():
+    wants = {
+        kind: others
+        for kind, others in demand.outside(ranks).items()
+        if not ranks.isdisjoint(kind.data.destinations)
+    }
+    for kind, others in wants.items():
         wanted = len(ranks.intersection(kind.data.destinations))
-        if wanted:
-            units = kind.units * demand.classes[kind]
-            pairs += units * wanted * (len(others) if demand.sums_for_all else 1)
-            total, adding, wanting = total + units, max(adding, len(others)), max(wanting, wanted)
-            of_rank.update(dict.fromkeys(others, units))
+        units = kind.units * demand.classes[kind]
+        pairs += units * wanted * (len(others) if demand.sums_for_all else 1)
+        total, adding, wanting = total + units, max(adding, len(others)), max(wanting, wanted)
+        of_rank.update(dict.fromkeys(others, units))
     cover = cover_of(demand.held, crossing_links(demand.problem, (ranks,)).tolist())
-    ports = Counter(_port(demand, links, resource, total) for resource, links in cover)
+    heads = (
+        [0] * len(demand.held) if demand.sums_for_all else demand.first_uses(wants, divisible=True).tolist()
+    )
+    ports = Counter(
+        _port(demand, links, resource, total, min(heads[e] for e in links)) for resource, links in cover
+    )
     if not pairs or not ports:
         return Fraction(0), None
     forwards = GateCosts(demand.problem.with_clauses(max_merge=1, merging=frozenset()), 0)
@@ -195,8 +217,13 @@ def copies_served(
     - `enough`, `scale`: As in `Port.fed`.
     """
 
+    later = {port: [(max(0, since - port.head), units) for since, units in known] for port in ports}
+
     def fed(tail: int, ticks: Time) -> Time:
-        return sum(count * port.fed(ticks - tail, scale, known, enough) for port, count in ports.items())
+        return sum(
+            count * port.fed(ticks - tail - port.head, scale, later[port], enough)
+            for port, count in ports.items()
+        )
 
     levels = pairwise([(0, 0), *spread])
     return [(number - before, (partial(fed, tail),)) for (_, before), (tail, number) in levels]
@@ -223,12 +250,12 @@ def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
     ]
 
 
-def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) -> Port:
+def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int, head: int) -> Port:
     """Costs of a resource as a `Port`: the least over the given links. A send has at most `total` units."""
     clauses, piece = demand.problem.clauses, largest_piece(demand.problem, divisible=True)
     pieces = clauses.max_merge if not clauses.merging.isdisjoint(links) else 1
     alpha, beta, idle = demand.lane(links, resource)
-    return Port(alpha, beta, min(pieces * piece, total), idle)
+    return Port(alpha, beta, min(pieces * piece, total), idle, head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +266,7 @@ class _CheckedPort:
     beta: int
     most: int  # max useful units in a send
     idle: int
+    head: int  # earliest tick at which a source of the sends can have useful data
 
     def passed(self, ticks: Fraction) -> Fraction:
         """Max data units that sends can carry if they start and end within `ticks` ticks."""
@@ -259,10 +287,12 @@ class _CheckedPort:
         - `each`: Max units from one rank.
         - `enough`: Number of units beyond which counting may stop.
         """
+        ticks -= self.head
         if not self.alpha:
             return self.passed(ticks)
         start, brought = ticks - self.idle - self.alpha, Fraction(0)
-        for n, since in sorted(soonest.items(), reverse=True):
+        for n, when in sorted(soonest.items(), reverse=True):
+            since = max(0, when - self.head)  # `ticks` counts from the head
             number = (start - since) // self.alpha + 1  # max sends after senders hold data of n ranks
             if number <= 0:
                 continue
@@ -292,15 +322,18 @@ def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
         return False
     inside, pairs, total, most_added, most_wanted = witness.ranks, 0, 0, 0, 0
     of_rank: Counter[int] = Counter()
+    starts = list[tuple[int, set[int]]]()
     for c, others in facts.outside(inside):
         wanted = len(inside.intersection(facts.collective.chunks[c].destinations))
         if wanted:
             units = facts.units[c]
+            starts.append((c, others))
             pairs += units * wanted * (len(others) if facts.sums else 1)
             total += units
             of_rank.update(dict.fromkeys(others, units))
             most_added, most_wanted = max(most_added, len(others)), max(most_wanted, wanted)
-    ports = _checked_ports(facts, witness, total)
+    heads = dict.fromkeys(facts.allowed, 0) if facts.sums else facts.releases(starts, 0)
+    ports = _checked_ports(facts, witness, total, heads)
     if not pairs or ports is None:
         return False
     outside = set(range(facts.topology.num_ranks)) - inside
@@ -345,8 +378,13 @@ def _just_before(ticks: Fraction, counted: Callable[[Fraction], Fraction]) -> tu
     return first + rate * (ticks - start), -rate
 
 
-def _checked_ports(facts: Facts, witness: ByteCounting, total: int) -> list[_CheckedPort] | None:
-    """Ports of the witness's resources; None if they do not cover every link into the ranks."""
+def _checked_ports(
+    facts: Facts, witness: ByteCounting, total: int, heads: Mapping[int, int]
+) -> list[_CheckedPort] | None:
+    """Ports of the witness's resources; None if they do not cover every link into the ranks.
+
+    - `heads`: {link: earliest tick at which its source can have useful data}; absent if never.
+    """
     left = {e for e in facts.allowed if facts.src[e] not in witness.ranks and facts.dst[e] in witness.ranks}
     joined: Counter[object] = Counter()
     for starts, chunk, units in zip(
@@ -361,7 +399,8 @@ def _checked_ports(facts: Facts, witness: ByteCounting, total: int) -> list[_Che
         if mine:
             alpha, beta, idle = lane(facts, mine, resource)
             most = min(total, piece * (facts.clauses.max_merge if merges else 1))
-            ports.append(_CheckedPort(alpha, beta, most, idle))
+            head = min(heads.get(e, NEVER) for e in mine)
+            ports.append(_CheckedPort(alpha, beta, most, idle, head))
     return None if left else ports
 
 

@@ -169,18 +169,22 @@ class Facts:
             if others and (self.sums or len(others) == len(data.origins)):
                 yield c, others
 
-    def releases(self, starts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
-        """{link: earliest tick at which it can carry one of the chunks}, all of which have one size.
+    def releases(
+        self, starts: Iterable[tuple[int, Iterable[int]]], units: int | None = None
+    ) -> dict[int, int]:
+        """{link: earliest tick at which it can carry one of the chunks}.
 
         - `starts`: (chunk, its initial ranks) pairs.
+        - `units`: Size of each chunk in units; default: the common size of all chunks.
         """
+        size = self.units[0] if units is None else units
         found: dict[int, tuple[list[int], dict[int, int]]] = {}
         for c, ranks in starts:
             links = self.carried(c)
             found.setdefault(id(links), (links, {}))[1].update(dict.fromkeys(ranks, 0))
         release: dict[int, int] = {}
         for links, some in found.values():
-            there = self.times(links, self.units[0], some)
+            there = self.times(links, size, some)
             for e in links:
                 time = there.get(self.topology.links[e].src)
                 if time is not None:

@@ -171,15 +171,20 @@ class NeededSends:
         alike = len({kind.units for kind in self.classes}) == 1
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
+    @cached_property
+    def few_start(self) -> frozenset[int]:
+        """Ranks that start with chunks; empty if no more ranks want chunks."""
+        chunks = self.problem.collective.chunks
+        starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
+        return frozenset(starts) if len(starts) < len(ends) else frozenset()
+
     def both_directions(self) -> Iterator[tuple[NeededSends, bool]]:
         """Yield (self, False), and (needed sends of the time-reversed problem, True) if these may help.
 
         The time-reversed problem is used only if fewer ranks start with chunks than want chunks.
         """
         yield self, False
-        chunks = self.problem.collective.chunks
-        starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
-        if self._backwards is None and len(starts) < len(ends):
+        if self._backwards is None and self.few_start:
             reverse = time_reversed(self.problem)
             self._backwards = None if reverse is None else NeededSends(reverse)
         if self._backwards is not None:
@@ -265,16 +270,19 @@ class NeededSends:
             if others and (self.sums_for_all or ranks.isdisjoint(kind.data.origins))
         }
 
-    def first_uses(self, starts: Mapping[ChunkKind, Collection[int]]) -> NDArray[np.int64]:
+    def first_uses(
+        self, starts: Mapping[ChunkKind, Collection[int]], *, divisible: bool = False
+    ) -> NDArray[np.int64]:
         """(num_links,) earliest tick at which each link can carry a chunk of least size; `FOREVER` if never.
 
         - `starts`: {kind: ranks that initially hold its chunks}.
+        - `divisible`: True for data of no bytes, which no chunking precedes.
         """
         together: dict[int, set[int]] = {}
         for kind, ranks in starts.items():
             together.setdefault(self.carried(self.example[kind]), set()).update(ranks)
         src, _ = link_ends(self.topology)
-        units = min(kind.units for kind in self.classes)
+        units = 0 if divisible else min(kind.units for kind in self.classes)
         release = np.full(len(src), FOREVER)
         for number, ranks in together.items():
             links = np.array(self.distances.links(number), dtype=np.int64)
