@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Allocations between garbage collections. With Python's default of 700, collections would take a fifth
 #: of the time in which large topologies are made, and a quarter of the time of baselines.

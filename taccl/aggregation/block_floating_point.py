@@ -14,18 +14,12 @@ numbers of earlier ones (`cpu_exponent_quantizer`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, checked
 from taccl.aggregation.fixed_point import error_bound, finite_numbers, largest_scale, nearest_whole
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    from taccl._internal.arguments import Count
 
 #: `LEAST`: least exponent, that of the smallest normal float32; blocks of smaller numbers have it, too.
 #: `MOST`: largest exponent, that of the largest float32 numbers.

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from taccl._internal.arguments import checked, quoted
+from taccl._internal.arguments import Count, checked, quoted
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    from taccl._internal.arguments import Count
 
 _MOST = 2**31 - 1
 #: Veltkamp's constant: it splits a float64 into halves whose products are exact.

@@ -15,19 +15,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, Natural, checked
 from taccl._internal.units import format_count
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl._internal.arguments import Count, Natural
 
 #: Max sends of a packet, after which the worker gives up.
 _MOST_SENDS = 200

@@ -6,7 +6,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from taccl._internal.names import did_you_mean, matching
 from taccl._internal.units import parse_size, parse_sizes, parse_time_us
@@ -14,10 +14,6 @@ from taccl._internal.value_readers import share as read_share
 from taccl.errors import InputError
 from taccl.problem import collectives
 from taccl.problem.collectives import ARGUMENTS, CollectiveArguments, argument_names
-
-if TYPE_CHECKING:
-    from typing import Any
-
 
 T = TypeVar("T")
 

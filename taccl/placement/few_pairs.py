@@ -11,21 +11,18 @@ clustering using adaptively selected similarities" (2011), for the number of pai
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import ceil, log2
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
 from taccl._internal.units import format_count
 from taccl.topology.recognise import common_levels, completed, levels
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Pairs = list[tuple[int, int]]
 
-    from numpy.typing import NDArray
-
-    Pairs = list[tuple[int, int]]
 
 #: Maximum number of pairs measured to find clusters of n hosts, as a multiple of n log2 n.
 _MOST = 2

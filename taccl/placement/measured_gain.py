@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_us
 from taccl.errors import InputError
@@ -21,11 +22,6 @@ from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, broadcast, gathered
 from taccl.runtime.worker import serve
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from taccl._internal.arguments import Count
 
 #: Timeout in seconds after the last message from the ranks.
 _PATIENCE_S = 300.0

@@ -6,16 +6,18 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, Size, checked
 from taccl._internal.units import format_count, parse_size
 from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
-from taccl.placement.few_pairs import FewPairs, found_by, verdict
+from taccl.placement.few_pairs import FewPairs, Pairs, found_by, verdict
 from taccl.placement.matrices import load_probe
 from taccl.placement.probe import (
     FEWER,
@@ -32,14 +34,6 @@ from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, broadcast, gathered, patiently, placing
 from taccl.runtime.worker import serve
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Count, Size
-    from taccl.placement.few_pairs import Pairs
 
 #: Ranks of a cluster share an uplink if their total rate when all send together is less than this share
 #: of the sum of their rates when each sends alone (our choice).

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.named_tables import ENDS, is_index, is_nothing, square_of
 from taccl._internal.names import first_of, shown
 from taccl.errors import FormatError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 #: Unit of a rate: prefix, bits or bytes, and time. ``gb/s`` and ``gb_per_s`` are bytes, ``gbps`` are bits.
 _RATE = re.compile(

@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, Size, checked
 from taccl._internal.units import parse_size
 from taccl.errors import ExecutionError, InputError
-from taccl.placement.files import LIBRARY_NAMES, fastest, mpich_selection, openmpi_rules
+from taccl.placement.files import LIBRARY_NAMES, Choice, fastest, mpich_selection, openmpi_rules
 from taccl.runtime.environment import find_library, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.worker import serve
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Count, Size
-    from taccl.placement.files import Choice
 
 #: `_FROM_BYTES`: smallest size measured, in bytes.
 #: `_TIMES`: ratio of consecutive sizes measured.

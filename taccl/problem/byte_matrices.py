@@ -5,25 +5,20 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from taccl._internal.arguments import Count, checked
-from taccl._internal.named_tables import ENDS, cells_of, is_nothing, square_of
+from taccl._internal.named_tables import ENDS, Row, cells_of, is_nothing, square_of
 from taccl._internal.names import quoted, shown
 from taccl._internal.reading import read_bytes, read_text
 from taccl._internal.units import parse_size
 from taccl._internal.value_readers import whole_number
 from taccl.errors import CollectiveError, FormatError, InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from taccl._internal.named_tables import Row
 
 #: Number of bytes of all pairs together from which 64-bit sums would overflow.
 _MOST_BYTES = 2.0**62

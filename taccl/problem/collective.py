@@ -10,16 +10,18 @@ A *process group* is a subset of the ranks of a topology: `Collective.among` put
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Count, checked_as
 from taccl._internal.names import shown
 from taccl._internal.units import exact, format_count
 from taccl.errors import CollectiveError
@@ -33,13 +35,6 @@ from taccl.problem.chunks import (
     distinct,
     in_turn,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Count
 
 
 @checked_as(CollectiveError)

@@ -7,24 +7,18 @@ A collective made without `chunks_per_rank` leaves the number of chunks open: it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain, product, repeat
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
-from taccl._internal.arguments import checked_as, known_name
+from taccl._internal.arguments import Count, Natural, checked_as, known_name
 from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk, Derivation, chunks_of
 from taccl.problem.collective import Collective
 from taccl.problem.custom_collectives import all_ranks, custom, exchange, together
 from taccl.topology.parts import check_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl._internal.arguments import Count, Natural
-
 
 __all__ = [
     "COLLECTIVES", "ROOTED", "allgather", "allgatherv", "allreduce", "alltoall", "broadcast", "custom",

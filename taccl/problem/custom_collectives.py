@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Count, Number, checked_as
 from taccl._internal.names import in_runs
 from taccl._internal.units import exact
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk, Derivation
 from taccl.problem.collective import Collective
 from taccl.topology.parts import check_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from taccl._internal.arguments import Count, Number
 
 #: Max chunks of a collective (about 1.5 GB and 30 s to build).
 _MOST_CHUNKS = 5_000_000

@@ -17,14 +17,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.program.program import OPERATIONS, Slot, Step, Threadblock
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _order = attrgetter("order")
 #: Operations that send, and operations that receive.

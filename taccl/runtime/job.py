@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from taccl._internal.arguments import checked, known_word
+from taccl._internal.arguments import Count, Natural, Seconds, Size, checked, known_word
 from taccl._internal.names import listed
 from taccl._internal.units import format_count, format_size, parse_size
 from taccl.errors import InputError, VerificationError
 from taccl.program.checks import check_runnable, fewest_chunks
 from taccl.program.layout import layouts_of
 from taccl.program.program import PROTOCOLS, Program
-
-if TYPE_CHECKING:
-    from taccl._internal.arguments import Count, Natural, Seconds, Size
 
 #: Types of numbers. ``"fixed32"``: real numbers in fixed point, which travel and are added up as int32.
 DTYPES = ("int32", "int64", "float32", "float64", "fixed32")

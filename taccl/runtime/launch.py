@@ -9,16 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import find_mpiexec
 from taccl.runtime.parent_death_guard import MARK, guarded
 from taccl.runtime.worker import GRACE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 #: Max seconds for ranks to start, apart from the caller's time limit; many ranks on few cores take seconds.
 _START_S = 120.0

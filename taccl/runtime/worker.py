@@ -10,18 +10,17 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import import_mpi
 from taccl.runtime.job import RunJob
 from taccl.runtime.rank_execution import execute_on_rank
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Task = Callable[[Any, Callable[[], dict[str, Any]], "Watchdog", Callable[[str], None]], dict[str, Any]]
 
-    Task = Callable[[Any, Callable[[], dict[str, Any]], "Watchdog", Callable[[str], None]], dict[str, Any]]
 
 #: Seconds beyond a time limit for start, cleanup and report.
 GRACE_S = 30.0

@@ -6,20 +6,18 @@ two ranks that exchange partial sums, share a component, which is part of one le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import strong_components
 from taccl.schedule.arrivals import ranges
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Flags = NDArray[np.bool_]
-    Ints = NDArray[np.int64]
-    #: Times as int64, or as Python integers if they need more than 64 bits.
-    Ticks = NDArray[Any]
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+#: Times as int64, or as Python integers if they need more than 64 bits.
+Ticks = NDArray[Any]
 
 
 class _Batch(NamedTuple):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,9 +37,9 @@ from taccl.schedule.contributions import Carried, compositions
 from taccl.schedule.longest_paths import Levels
 from taccl.schedule.schedule import Schedule, make_schedule
 
-if TYPE_CHECKING:
-    Flags = NDArray[np.bool_]
-    Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
 
 #: Causes of a wait in the precedence graph.
 #: `DATA`: a send waits for its data to arrive.

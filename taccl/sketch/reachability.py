@@ -7,25 +7,18 @@ takes 64 searches.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import strong_components
-from taccl.errors import SketchError, TopologyError
+from taccl.errors import InputError, SketchError, TopologyError
 from taccl.problem.costs import link_ends, wide_links
-from taccl.problem.problem import Clauses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Set
-
-    from numpy.typing import NDArray
-
-    from taccl.errors import InputError
-    from taccl.problem.problem import Problem
-    from taccl.topology.topology import Topology
+from taccl.problem.problem import Clauses, Problem
+from taccl.topology.topology import Topology
 
 #: Max hops of the search from rank 0 to every rank; after these, strongly connected components are computed.
 _FEW_HOPS = 32

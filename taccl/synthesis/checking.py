@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from taccl._internal.deadline import Deadline
 from taccl._internal.units import format_size
@@ -27,9 +26,7 @@ from taccl.synthesis.suggesting.chunks import cut_as, improved_schedules
 from taccl.synthesis.suggesting.sketched_search import check_proposal
 from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates, Transform
 from taccl.synthesis.transforms.switches import PlainLinks
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 #: `Result.choice` if the result is the given schedule.
 GIVEN = "the schedule given to start from"

@@ -7,9 +7,9 @@ of the operator on local tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.arguments import Count, checked_as
 from taccl._internal.names import did_you_mean
@@ -30,9 +30,6 @@ from taccl.workload.fx_values import (
     described,
 )
 from taccl.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @checked_as(WorkloadError)

@@ -5,29 +5,24 @@ Source of the layouts and their rules: Jangda et al. (CoCoNet), ASPLOS 2022; see
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from taccl.errors import WorkloadError
 from taccl.workload.kind_rules import LEAST_SUMMED, refused
 from taccl.workload.kinds import TABLE
-from taccl.workload.mesh import mesh_of
+from taccl.workload.mesh import Mesh, mesh_of
 from taccl.workload.operations import (
     DTYPE_BYTES,
     FLOATS,
     INTEGERS,
+    Operation,
     Tensor,
     inner_axes,
     labels_of,
     operand_axes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.workload.mesh import Mesh
-    from taccl.workload.operations import Operation
 
 #: Maximum number of operations whose inferred layouts are cached.
 _MOST_CACHED = 10_000

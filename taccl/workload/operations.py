@@ -13,21 +13,15 @@ operation may move before a collective exactly if `taccl.workload.layouts.infer`
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from zlib import crc32
 
-from taccl._internal.arguments import checked_as, known_word
+from taccl._internal.arguments import Count, Extended, Natural, checked_as, known_word
 from taccl.errors import WorkloadError
 from taccl.workload.kinds import TABLE
-from taccl.workload.mesh import mesh_of, parts_of_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl._internal.arguments import Count, Extended, Natural
-    from taccl.workload.mesh import Mesh
+from taccl.workload.mesh import Mesh, mesh_of, parts_of_layout
 
 #: {element type: bytes per element}. Integers are ids and bools are masks; arithmetic supports neither.
 DTYPE_BYTES = {

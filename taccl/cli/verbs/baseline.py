@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import taccl
-from taccl._internal.deadline import OutOfTime, busy_factor
+from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.names import matching, note_lines, table
 from taccl._internal.units import format_us, gb_per_s
 from taccl.analysis.certificates.bounds import latency_bound
@@ -16,13 +15,10 @@ from taccl.cli.options import LEAST_S, add_limit, add_output, add_problem_option
 from taccl.cli.output import Answer, check_schedule_output, say, title_of, with_file
 from taccl.cli.problems import problem_from_options
 from taccl.errors import CollectiveError, InputError
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.models import library_name
-
-if TYPE_CHECKING:
-    from taccl._internal.deadline import Deadline
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 #: Share of the time limit for the schedule; the rest is for its verification and bounds.
 _SCHEDULE_SHARE = 0.6

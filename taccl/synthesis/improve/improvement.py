@@ -14,7 +14,6 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,18 +23,15 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduce_phase, reverse
+from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.improve.routes import Tree, bare_trees, read_trees
-from taccl.synthesis.kernels.fabric import most_merged, starts
+from taccl.synthesis.kernels.fabric import Ints, most_merged, starts
 from taccl.synthesis.kernels.improvement_kernel import improve
 from taccl.synthesis.kernels.improvement_state import Arcs, Calendar, Room, Rules, SearchState, Trees, Work
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, RuinParameters, SearchParameters
 from taccl.topology.fabrics import ring
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.kernels.fabric import Ints
 
 #: `_MOST_MERGED`: max chunks in a merged send.
 #: `_MOST_HOLDS`: max occupations per resource in the calendar. Further ones are dropped, so the search may

@@ -8,16 +8,12 @@ Mathematics Doklady 11 (1970).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.kernels import compiled, inner
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 
 @inner(allocates=True)

@@ -11,11 +11,13 @@ The collectives of process groups run concurrently, each balanced over the dimen
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.units import format_about
 from taccl.analysis.certificates.dimension_bound import balance, dimension_bound
@@ -36,13 +38,6 @@ from taccl.synthesis.search import Search
 from taccl.topology.named import NamedFabric
 from taccl.topology.products import Dimensions
 from taccl.topology.transform import subset
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from taccl.topology.products import Dimensions
 
 Policy = Literal["lp", "greedy"]
 #: Name of the backend that balances the dimensions of a network.

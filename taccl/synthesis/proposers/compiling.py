@@ -12,8 +12,9 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.interrupts import start
@@ -26,7 +27,7 @@ from taccl.baselines.tree_mixes import compile_mixes
 from taccl.errors import TacclError
 from taccl.problem.collectives import make
 from taccl.problem.making import make_problem
-from taccl.problem.problem import Clauses
+from taccl.problem.problem import Clauses, Problem
 from taccl.solvers.worker import Outcome, run_task
 from taccl.synthesis.improve.improvement import compile_improvement, is_quick, suits_improvement
 from taccl.synthesis.kernels.drawing_kernel import spread_by_draws
@@ -37,18 +38,13 @@ from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.kernels.queue_kernel import send_along
 from taccl.synthesis.kernels.router_kernel import route
 from taccl.synthesis.kernels.spreading_kernel import spread_chunks
+from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.proposers.queues import send_along_trees, send_at_once
 from taccl.synthesis.proposers.router import find_paths, find_trees
 from taccl.synthesis.proposers.spreading import Rule, spread
+from taccl.synthesis.search import Search
 from taccl.topology.fabrics import ring
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.problem.problem import Problem
-    from taccl.synthesis.options import Options
-    from taccl.synthesis.search import Search
 
 logger = logging.getLogger(__name__)
 

@@ -13,24 +13,19 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.schedule.spill import room_for
 from taccl.synthesis.kernels.drawing_kernel import DrawingState, places_of_bits, spread_by_draws
 from taccl.synthesis.kernels.events import STOPPED, Timeline, run_events
-from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
+from taccl.synthesis.kernels.fabric import Bools, Demand, Fabric, Ints, starts
 from taccl.synthesis.kernels.limits import Limits, Sends
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from taccl.synthesis.kernels.fabric import Bools, Ints
 
 #: `_FEW_SENDS`: max number of sends for which chunks travel alone.
 #: `_CONVOY_SHARE`: chunks per convoy (chunks that travel together), divided by the fourth root of the number

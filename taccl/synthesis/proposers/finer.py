@@ -6,10 +6,9 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from taccl._internal.caching import cached
-from taccl._internal.deadline import OutOfTime, busy_factor
+from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
@@ -28,8 +27,10 @@ from taccl.baselines.spread import (
 from taccl.baselines.table import TABLE, num_arrivals, row_of
 from taccl.baselines.tree_mixes import soonest_plan
 from taccl.errors import InputError
+from taccl.problem.chunks import RankSets
 from taccl.problem.making import by_default, make_problem
 from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.baseline_proposals import (
     BY_ESTIMATE,
@@ -40,12 +41,6 @@ from taccl.synthesis.proposers.baseline_proposals import (
 )
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import grid_of
-
-if TYPE_CHECKING:
-    from taccl._internal.deadline import Deadline
-    from taccl.problem.chunks import RankSets
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 #: Recursive multiplying is tried in several forms: with merged messages or one per chunk, and with chunks cut
 #: into several numbers of parts.

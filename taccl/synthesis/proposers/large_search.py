@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_about, format_s
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NoSolutionError, SketchError, TopologyError
 from taccl.problem.costs import wide_links
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import check_folder
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.memory import check_memory, memory_need
 from taccl.synthesis.proposers.compiling import have_compiled, why_left_out
 from taccl.synthesis.proposers.large import COMPILED, effort, schedule_large, suits
 from taccl.synthesis.proposers.queues import VERIFY_US_PER_TRANSFER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.search import Search
-
+from taccl.synthesis.search import Search
 
 #: `_BOUND_SHARE`: share of the time left for the second, better bound.
 #: `_LEAST_BOUND_S`: min seconds for the first bound.

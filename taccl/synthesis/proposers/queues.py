@@ -11,16 +11,18 @@ from the beginning, which rules by travel time alone do not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.deadline import OutOfTime
 from taccl.schedule.spill import room_for
 from taccl.synthesis.kernels.events import run_events
-from taccl.synthesis.kernels.fabric import starts
+from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints, starts
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of, counting
 from taccl.synthesis.kernels.queue_kernel import Hops, Queues, join_hops, send_along, send_in_order
 from taccl.synthesis.proposers.router import (
@@ -33,13 +35,6 @@ from taccl.synthesis.proposers.router import (
     search_steps,
     sending_ns,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints
 
 #: Max sends over all runs; there are at least two runs along paths, or one along trees.
 _TOTAL_SENDS = 200_000

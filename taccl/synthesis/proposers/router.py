@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.errors import CollectiveError
-from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
+from taccl.synthesis.kernels.fabric import Bools, Demand, Fabric, Floats, Int32s, Ints, starts
 from taccl.synthesis.kernels.limits import Limits, counting
 from taccl.synthesis.kernels.router_kernel import (
     LOST,
@@ -29,10 +28,6 @@ from taccl.synthesis.kernels.router_kernel import (
     list_trees,
     route,
 )
-
-if TYPE_CHECKING:
-    from taccl.synthesis.kernels.fabric import Bools, Floats, Int32s, Ints
-
 
 #: Exponents in the congestion prices of trees, pass by pass (the price grows with load ** 2 ** exponent).
 #: They are low at first, so that trees spread out, and steep at the end, when only the largest loads matter.

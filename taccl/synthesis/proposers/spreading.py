@@ -10,10 +10,9 @@ Then the sends along the trees are ordered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,18 +21,12 @@ from taccl._internal.deadline import OutOfTime
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.synthesis.kernels.events import STUCK, Timeline, run_events
-from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
+from taccl.synthesis.kernels.fabric import Bytes, Demand, Fabric, starts
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of
 from taccl.synthesis.kernels.spreading_kernel import SpreadingState, mark_needed, spread_chunks
 from taccl.synthesis.proposers.drawing import spread_drawn
 from taccl.synthesis.proposers.queues import MANY_STEPS, send_along_trees, send_queued, travel_ticks
 from taccl.synthesis.proposers.router import KEPT_STEPS, TREE_EXPONENTS, Routes, find_trees, search_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.synthesis.kernels.fabric import Bytes
-
 
 #: `_SPREADING_RUNS`: min runs of open spreading.
 #: `_QUICK_RUNS`: min runs if some rule sends the rarest chunks first.

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,32 +32,25 @@ from taccl.analysis.verification.verify import compile_verifier, verify
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.collectives import make
 from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule
-from taccl.synthesis.kernels.fabric import problem_arrays
+from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints, problem_arrays
 from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
 from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.kernels.queue_kernel import send_along
 from taccl.synthesis.proposers.finer import cut, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.queues import send_at_earliest, send_in_turn, send_once, slots_of
+from taccl.synthesis.proposers.router import Routes
 from taccl.synthesis.search import Search
-from taccl.synthesis.transforms.phases import join, split
+from taccl.synthesis.transforms.phases import Phase, join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
 from taccl.synthesis.trees.packing import tree_counts, tree_routes
 from taccl.synthesis.trees.roots import root_shares, with_roots
 from taccl.topology.fabrics import ring
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from taccl.problem.problem import Problem
-    from taccl.synthesis.transforms.phases import Phase
-
-    Shares = Sequence[Fraction]
-    from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints
-    from taccl.synthesis.proposers.router import Routes
-
+Shares = Sequence[Fraction]
 #: `_MOST_RANKS`: max ranks for which trees are packed (about 1 s at 64).
 #: `_MOST_SENDS`: max sends of a schedule along trees.
 _MOST_RANKS, _MOST_SENDS = 96, 350_000

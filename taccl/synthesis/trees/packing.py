@@ -14,26 +14,22 @@ arborescences" (2009), on multiplicities. L. Zhao et al., "ForestColl", arXiv 24
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.errors import NoSolutionError
+from taccl.problem.problem import Problem
+from taccl.synthesis.kernels.fabric import Fabric
 from taccl.synthesis.kernels.flow_kernel import flow_up_to
 from taccl.synthesis.proposers.router import Routes
 from taccl.synthesis.trees.network import least_time, network_of, split_switches
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.problem.problem import Problem
-    from taccl.synthesis.kernels.fabric import Fabric
-
-    Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 
 #: Max edges tried to extend all copies of a tree at once; then the edge that extends most copies is taken.

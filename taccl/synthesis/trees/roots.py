@@ -12,27 +12,22 @@ L. Zhao et al., "ForestColl", arXiv 2402.06787 (2024), on allreduce with a diffe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from taccl.problem.problem import Problem
 from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.solvers.highs import minimise
-from taccl.synthesis.trees.network import find_cut, network_of
+from taccl.synthesis.trees.network import Network, find_cut, network_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
-    from numpy.typing import NDArray
-
-    from taccl.problem.problem import Problem
-    from taccl.synthesis.trees.network import Network
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
-    Bools = NDArray[np.bool_]
 
 #: `_GRID`: number of equal units into which all sums together are divided. Shares and capacities are rounded
 #: to whole units, so that flows are integers.
