@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+Floats = NDArray[np.float64]
 
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 #: Approximate number of extended partial paths among which a step of the beam search chooses those to keep,
 #: over all first places.

@@ -25,12 +25,10 @@ The chunks may be divided into parts with plans of their own, so that all links 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from taccl._internal.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 #: Names of the kinds of plans whose parts send separate messages: `BEHIND`, `BY_NODE` and `MIXED`.
 BEHIND, BY_NODE, MIXED = "one behind another", "node by node", "mixed"

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 #: A hold of a send: (resource, us from the send's start to the hold's start, us of the hold).
 Held = tuple[int, float, float]

@@ -6,22 +6,17 @@ own choice of algorithm. They also cover collectives and numbers of nodes that n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
 from taccl.measure.estimate import robust_residuals
+from taccl.measure.library_costs import Costs
 from taccl.measure.predict import series_us
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.measure.library_costs import Costs
-    from taccl.measure.series import Series
+from taccl.measure.series import Series
 
 #: {factor: standard deviation of the normal prior of its logarithm} (our choice).
 #: The deviations are larger for networks than for nodes, as networks vary more.

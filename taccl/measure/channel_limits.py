@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from taccl._internal.caching import cached
@@ -13,16 +11,13 @@ from taccl.measure.library import Run
 from taccl.measure.library_costs import Costs
 from taccl.measure.machine import import_network, machine_of
 from taccl.measure.predict import costs_of, known_machines
-from taccl.measure.series import POINT_TO_POINT
+from taccl.measure.series import POINT_TO_POINT, Series
 from taccl.topology.models import MODELS
 from taccl.topology.networks import NETWORKS
 from taccl.topology.nvls import port_generation
 from taccl.topology.profiles import PROFILES
+from taccl.topology.topology import Topology
 from taccl.topology.tuning import NVLINK_GB_PER_S, PAIR_CHANNEL_NETWORK_GB_PER_S
-
-if TYPE_CHECKING:
-    from taccl.measure.series import Series
-    from taccl.topology.topology import Topology
 
 #: Max relative error of a rate computed from the rounded cost of a link.
 _ROUNDED = 0.01

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator, Mapping
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.measure.rows import element_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _HEAD = "# size count type redop root {time} algbw busbw #wrong {time} algbw busbw #wrong"
 _DEVICE = "#  Rank {rank} Group {group} Pid {pid} on {hostname} device {device} [{device_hex}] {device_info}"

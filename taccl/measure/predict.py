@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, log2
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.arguments import Bytes, Count, Number, checked, known_name
 from taccl._internal.units import exact
@@ -14,7 +14,7 @@ from taccl.errors import InputError
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import PAIR_RATES, Costs
 from taccl.measure.model import COLLECTIVES
-from taccl.measure.series import POINT_TO_POINT
+from taccl.measure.series import POINT_TO_POINT, Series
 from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.runtime import Launch
 from taccl.runtimes.table import RUNTIMES
@@ -32,12 +32,6 @@ from taccl.topology.tuning import (
     VOLTA_LAUNCH_SOURCE,
     VOLTA_LAUNCH_US,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from taccl.measure.series import Series
-
 
 #: Launch time of RCCL in us: the prior in fits to published logs.
 RCCL_LAUNCH_US = 7.0

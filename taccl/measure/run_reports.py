@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from taccl.errors import FormatError
 from taccl.measure.series import Series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def run_reports(text: str) -> Iterable[dict[str, Any]]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from taccl._internal.units import format_count, format_size
 from taccl.measure.debug_lines import DebugFacts
 from taccl.problem.collective import busbw_factor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: Value of `Series.collective` for messages from one rank to another. If a log states only their bandwidth,
 #: `Series.streams` is set as well.

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.arguments import AtLeastTwo, Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.named import BANDWIDTH_GB_PER_S, NamedFabric, fabric
 from taccl.topology.products import ALPHA_US, read_dimensions
-from taccl.topology.topology import AlphaMeaning  # noqa: TC001  `checked_as` reads the name at run time
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import (
+    AlphaMeaning,  # noqa: TC001  `checked_as` reads the name at run time
+    Topology,
+)
 
 
 @checked_as(TopologyError)

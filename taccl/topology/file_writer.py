@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from decimal import Context, Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl._internal.reading import toml_text
 from taccl.errors import ExportError, LossyConversionWarning, warn
 from taccl.topology.parts import links_among
-from taccl.topology.topology import plain_fields
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from taccl.topology.topology import Hold, Topology
+from taccl.topology.topology import Hold, Topology, plain_fields
 
 #: Maximum number of digits before, and after, the decimal point.
 _MAX_DIGITS = 30

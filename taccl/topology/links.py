@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from taccl._internal.names import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]

@@ -18,23 +18,18 @@ Constants come from `taccl.topology.profiles`; ``constants=`` replaces any of th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import PROFILES as SWITCHES
-from taccl.topology.models import MODELS
+from taccl.topology.models import MODELS, Model
 from taccl.topology.models import NodeShape as NodeShape
 from taccl.topology.parts import LinkCost, Network, add_nodes, check_num_links
 from taccl.topology.profiles import PROFILES, find_profile, profiles_of
 from taccl.topology.topology import AlphaMeaning, Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taccl._internal.arguments import Count, Number
-    from taccl.topology.models import Model
 
 #: {machine model or instance type: shape of its nodes}.
 SHAPES: dict[str, NodeShape] = {name: each.shape for name, each in MODELS.items()}

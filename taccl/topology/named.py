@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl._internal.arguments import quoted
+from taccl._internal.arguments import Number, quoted
 from taccl._internal.names import did_you_mean, matching, shown
 from taccl.errors import TopologyError
 from taccl.topology.builder import TopologyBuilder
-from taccl.topology.parts import add_crossbar, check_count, check_num_links, exact_cost, rates_of_axes
+from taccl.topology.parts import (
+    LinkCost,
+    add_crossbar,
+    check_count,
+    check_num_links,
+    exact_cost,
+    rates_of_axes,
+)
 from taccl.topology.products import ALPHA_US, Dimension, Kind, add_dimensions, name_of, read_dimensions
-from taccl.topology.topology import AlphaMeaning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Number
-    from taccl.topology.parts import LinkCost
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import AlphaMeaning, Topology
 
 MAX_NAMED_RANKS = 2**26
 """Maximum number of ranks of a named fabric, so that rank numbers and their differences fit into 32 bits."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from taccl._internal.caching import cached
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import PROFILES
 from taccl.topology.models import MODELS
 from taccl.topology.parts import LinkCost, add_aggregation
+from taccl.topology.topology import Switch, Topology
 from taccl.topology.tuning import NVLINK_GB_PER_S, NVLS_SHARE
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Switch, Topology
 
 #: `_ROUNDED`: relative tolerance when a switch port's rate is compared with those of a GPU generation.
 #: `_EXACT`: relative tolerance for multiples of NCCL's rate for an NVLink, in imports of NCCL's files.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import InNetwork
@@ -20,12 +20,7 @@ from taccl.topology.parts import (
     hold_ends,
     links_among,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl._internal.arguments import Count, Number
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 
 @checked_as(TopologyError)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Count, checked_as
 from taccl._internal.names import did_you_mean, matching
 from taccl.errors import TopologyError
 from taccl.topology import fabrics, machines
 from taccl.topology.named import EXAMPLES, parse_named, read_size
 from taccl.topology.networks import INSTANCES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from taccl._internal.arguments import Count
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 FABRICS: Mapping[str, Callable[..., Topology]] = {
     name: getattr(fabrics, name.replace("-", "_")) for name in EXAMPLES

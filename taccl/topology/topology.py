@@ -8,10 +8,11 @@ NICs and uplinks of a spine are further resources.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from taccl._internal.arguments import checked_as, known_index
 from taccl._internal.caching import REVERSED_FROM, cached
@@ -28,10 +29,6 @@ from taccl.topology.links import Link as Link
 from taccl.topology.links import Resource as Resource
 from taccl.topology.links import Side as Side
 from taccl.topology.links import ends_text as ends_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 T = TypeVar("T")
 #: Text fields of a topology.

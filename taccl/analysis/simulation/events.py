@@ -8,18 +8,15 @@ the costs of a problem whose sizes and costs may differ from the schedule's (`ta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from taccl.problem.problem import Problem
 from taccl.schedule.clause_waits import CLAUSE
 from taccl.schedule.precedence import DATA, SUM, Precedence
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 #: Kinds of wait that can delay a send.
 WaitedFor = Literal["nothing", "data", "resource", "clause"]

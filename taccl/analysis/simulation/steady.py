@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown
@@ -28,9 +29,6 @@ from taccl.analysis.simulation.simulation import TimedSend, sends_table
 from taccl.errors import InputError
 from taccl.schedule.longest_paths import in_enough_bits
 from taccl.schedule.schedule import Schedule
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,7 @@ from taccl.analysis.verification.loops import (
     place_by_chunk,
     views,
 )
-
-if TYPE_CHECKING:
-    from taccl.problem.chunks import RankSets
+from taccl.problem.chunks import RankSets
 
 #: Number of transfers replayed in Python (about 3 s) after which replay may stop. It stops if some kind has
 #: more faults than are listed.

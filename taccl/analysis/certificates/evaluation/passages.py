@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import add
-from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.certificate import BorderJob
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
-
-if TYPE_CHECKING:
-    from collections import Counter
 
 
 @dataclass(frozen=True, slots=True)
