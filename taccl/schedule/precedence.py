@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
@@ -62,15 +61,6 @@ class WaitColumns(NamedTuple):
     tile: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Hold of a resource by a send, from `begin` until `until` ticks after the send's start."""
-
-    send: int
-    begin: int
-    until: int
-
-
 class Precedence:
     """Precedence graph of the sends of a schedule, in a given order.
 
@@ -93,7 +83,8 @@ class Precedence:
     - `link`, `start`, `end`, `duration`, (num_sends,) list of int: Start and end are the given times in
       ticks; durations follow from the costs of `problem`.
     - `transfers`, (num_sends,) list of list of int: Transfers of each send.
-    - `uses` ({resource: list of Use}): Holds of each resource, in order; `held` has them as columns.
+    - `held`: Columns (resource, send, begin, until) of all holds, by resource and in order; times are ticks
+      after the send's start.
     - `waits` (WaitColumns): All waits; those for resources come first.
 
     Raises `InputError` if transfers of one group are not one send, or a rank sends a chunk that it never
@@ -153,7 +144,6 @@ class Precedence:
         self.end: list[int] = ends.tolist()
         self._blocks: list[Sequence[Ints]] = []
         self._single: list[tuple[int, ...]] = []
-        #: (resource, send, begin, until) of all holds, by resource and in order.
         self.held = self._held()
         self._on_resources()
         if contributions is not None:
@@ -232,14 +222,6 @@ class Precedence:
         for before, after, tile in ((same, same + 1, 0), (last, first, 1)):
             cause = resource[before]
             self._add(send[before], send[after], cause, until[before], lead=begin[after], tile=tile)
-
-    @cached_property
-    def uses(self) -> dict[int, list[Use]]:
-        """{resource: its holds, in order}."""
-        uses: dict[int, list[Use]] = defaultdict(list)
-        for resource, *use in zip(*(column.tolist() for column in self.held), strict=True):
-            uses[resource].append(Use(*use))
-        return dict(uses)
 
     def _held(self) -> tuple[NDArray[np.int64], ...]:
         """(resource, send, begin, until) columns of all holds, sorted by resource and by the given times."""

@@ -117,7 +117,7 @@ class SteadyState:
         events = Events(self.schedule, problem)
         gaps, ticks = events.gaps().tolist(), self.interval * problem.costs.ticks_per_us
         sources, targets, *_, spans = (each.tolist() for each in events.waits)
-        if not events.uses:
+        if not len(events.held[0]):
             return ticks == 0
         if len(self._potentials) != events.num_events or not self._waits:
             return False

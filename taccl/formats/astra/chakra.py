@@ -15,7 +15,7 @@ https://github.com/mlcommons/chakra (``et_def.proto``) and https://github.com/as
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -203,24 +203,22 @@ def _kept_order(events: Events) -> set[tuple[int, int]]:
     """Pairs of successive sends of one rank through one resource; the trace keeps their order."""
     links = events.problem.topology.links
     pairs = set()
-    for uses in events.uses.values():
-        last: dict[int, int] = {}
-        for use in uses:
-            rank = links[events.link[use.send]].src
-            before = last.get(rank)
-            if before is not None and events.end[before] <= events.start[use.send]:
-                pairs.add((before, use.send))
-            last[rank] = use.send
+    last: dict[tuple[int, int], int] = {}
+    for resource, send in zip(*(column.tolist() for column in events.held[:2]), strict=True):
+        place = resource, links[events.link[send]].src
+        before = last.get(place)
+        if before is not None and events.end[before] <= events.start[send]:
+            pairs.add((before, send))
+        last[place] = send
     return pairs
 
 
 def _shared_by_ranks(problem: Problem, events: Events) -> list[str]:
-    links = problem.topology.links
-    return [
-        problem.topology.resources[resource].name
-        for resource, uses in sorted(events.uses.items())
-        if len({links[events.link[use.send]].src for use in uses}) > 1
-    ]
+    links, resources = problem.topology.links, problem.topology.resources
+    used = zip(*(column.tolist() for column in events.held[:2]), strict=True)
+    pairs = {(resource, links[events.link[send]].src) for resource, send in used}
+    counts = Counter(resource for resource, _ in pairs)
+    return [resources[resource].name for resource in sorted(counts) if counts[resource] > 1]
 
 
 def _total_chunks(problem: Problem) -> int:
