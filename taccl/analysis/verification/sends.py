@@ -69,7 +69,7 @@ def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> 
     units = columns.units.tolist()
     columns.units[at] = -1
     for group, each in members.items():
-        if _is_one_send(columns, findings, group, each) and len(each) == sizes[group]:
+        if _is_one_send(findings, group, each) and len(each) == sizes[group]:
             columns.units[each[0][0]] = sum(units[i] for i, _ in each)
             _check_limits(columns, findings, [i for i, _ in each])
 
@@ -108,7 +108,7 @@ def _without_sound_groups(
     return np.sort(at[~is_single])
 
 
-def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[tuple[int, _Row]]) -> bool:
+def _is_one_send(findings: Findings, group: int, members: list[tuple[int, _Row]]) -> bool:
     """Check that the transfers of a group agree on link, times and operation, and have different chunks.
 
     - `members`: (index, row) of each transfer.

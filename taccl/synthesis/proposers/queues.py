@@ -146,7 +146,7 @@ def send_in_turn(
         due = _TURN_WEIGHTS[run] * routes.peak_ticks * turn
         return send_once(fabric, demand, routes, limit, limits, rule="travel time", due=due)
 
-    steps = sending_ns(fabric, len(routes.slot), limits)
+    steps = sending_ns(fabric, len(routes.slot))
     return best_of(attempt, limits, len(_TURN_WEIGHTS), steps=steps)
 
 
@@ -237,7 +237,7 @@ def _send_best(
         rule = "travel time" if demand.target is None else PATH_RULES[run % orders]
         return send_once(fabric, demand, routes, limit, limits, rule=rule)
 
-    steps = sending_ns(fabric, len(routes.slot), limits)
+    steps = sending_ns(fabric, len(routes.slot))
     return best_of(attempt, limits, num_runs, steps=steps, limit_ticks=limit_ticks)
 
 
@@ -266,7 +266,7 @@ def send_once(
     """
     latest = {"latest start": latest_starts, "spread": spread_starts}.get(rule)
     num_hops, deadline = len(routes.slot), limits.deadline
-    sending, ordering = sending_ns(fabric, num_hops, limits), _ORDER_NS * num_hops
+    sending, ordering = sending_ns(fabric, num_hops), _ORDER_NS * num_hops
     signal = np.zeros(2, np.int64)
     under_way = counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending)
     with under_way, deadline.stopping(signal):

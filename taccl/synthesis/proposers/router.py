@@ -164,7 +164,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
     with deadline.stopping(signal):
         for k, (exponent, choices) in enumerate(passes):
             hop_ns = _CHOICE_NS * num_hops * _rows_per_hop(fabric)
-            sending = sending_ns(fabric, num_hops, limits)
+            sending = sending_ns(fabric, num_hops)
             took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
             # Earlier passes give an estimate of the time for this pass and for scheduling after it.
             spent_s = time.monotonic() - began
@@ -265,7 +265,7 @@ def search_steps(fabric: Fabric, demand: Demand) -> int:
     return demand.num_chunks * fabric.num_slots
 
 
-def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
+def sending_ns(fabric: Fabric, num_hops: float) -> float:
     """Estimated nanoseconds to schedule `num_hops` hops."""
     return _QUEUE_NS * num_hops * _rows_per_hop(fabric)
 

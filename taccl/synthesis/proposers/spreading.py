@@ -54,7 +54,7 @@ class Rule:
 _EAGER = (Rule("in-turn", 0.7), Rule("in-turn", 0.5, rarest=True))
 
 
-def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
+def default_rules(fabric: Fabric, demand: Demand) -> tuple[Rule, ...]:
     """Rules worth trying on a fabric, best guess first.
 
     Links send the rarest chunks first if searching for these is quick. If it is not, and links have many
@@ -92,7 +92,7 @@ def spread(
     routes = None
     if demand.wanted is not None:
         demand, routes = _with_relays(fabric, demand, limits)
-    tried = tuple(rules or default_rules(fabric, demand, limits))
+    tried = tuple(rules or default_rules(fabric, demand))
 
     def attempt(run: int, limit: int, this: Limits) -> Sends | None:
         again, number = divmod(run, len(tried))

@@ -23,7 +23,7 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.improve.improvement import suits_improvement
-from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.baseline_proposals import offer_proven
 from taccl.synthesis.proposers.compiling import are_kept, too_short
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
@@ -224,12 +224,11 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
 
     Raises `OutOfTime` if the search has `gives_up` set and time is up before the first schedule.
     """
-    quotient, scheduling = search.quotient, search.parameters.list
-    since = time.monotonic()
+    quotient, since = search.quotient, time.monotonic()
     search.report("list scheduler")
     best: ListSchedule | None = None
     runs, most_s = 0, _PATIENCE * budget_s
-    max_runs = min(max_runs, _runs_in(budget_s, len(quotient.hops), scheduling))
+    max_runs = min(max_runs, _runs_in(budget_s, len(quotient.hops)))
     while runs < max_runs and (best is None or (time.monotonic() - since < most_s and not search.done)):
         priorities = critical_priorities(
             quotient, noise=_NOISES[runs % len(_NOISES)], seed=search.options.seed * 1_000_003 + runs
@@ -256,7 +255,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     search.record("greedy", "taccl", status, since, finish_us=search.best_us, message=message)
 
 
-def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
+def _runs_in(budget_s: float, num_hops: int) -> int:
     """Number of runs for a budget, rounded down to a power of 2 to ignore small differences."""
     if budget_s <= 0:
         return 2 * len(_NOISES)  # more than one run, as the first may find nothing
