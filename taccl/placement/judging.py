@@ -83,8 +83,8 @@ class Judgement:
 
     def __str__(self) -> str:
         if not self.gains:
-            clusters = "" if self.has_clusters else ", and hosts form no clusters: the gain may be noise"
-            return f"not judged against noise: {self.reason}{clusters}"
+            doubt = ", and no clusters of hosts are clearly apart: the gain may be noise"
+            return f"not judged against noise: {self.reason}{'' if self.has_clusters else doubt}"
         return (
             f"{self.verdict}: orders chosen on one half of the {self.basis} are {self.gain:.3g} times as "
             f"fast on the other half, at least {self.least:.3g} times with {_CONFIDENCE:.0%} confidence"

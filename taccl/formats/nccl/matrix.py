@@ -6,7 +6,9 @@ The parser ignores quote marks of mails and forums, colours, line numbers and te
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -126,7 +128,7 @@ def read_matrix(text: str, where: str) -> Matrix:
             "found no header with GPU columns; expected what `nvidia-smi topo -m` prints; save it whole",
             where=where,
         )
-    lines = _of_first(lines, header[1].strip(), [i for i, _ in headers[1:2]])
+    marked, lines = lines, _of_first(lines, header[1].strip(), [i for i, _ in headers[1:2]])
     words = _GLUED_COLUMNS.sub(" ", lines[start]).split()
     ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
     devices = tuple(words[: min(ends, default=len(words))])
@@ -157,11 +159,11 @@ def read_matrix(text: str, where: str) -> Matrix:
         if re.fullmatch(r"GPU\d+", a):
             raise FormatError(f"found no row of {a}; expected one for every GPU; save it whole", where=place)
         cells |= {(a, b): cells[b, a] for b in rows}
-    _check_symmetry(rows, cells, devices, place)
     legend = {m[1]: m[2][:60] for m in map(_NAME.match, lines) if m}
     assumed = _left_out(text, legend, devices)
     if len(headers) > 1:
-        assumed.append(f"the first of the file's {len(headers)} matrices is used for every node")
+        differ = ", which differ," if _others_differ(marked, headers, cells, where) else ""
+        assumed.append(f"the first of the file's {len(headers)} matrices{differ} is used for every node")
     if is_wrapped:
         assumed.append("lines of the matrix that were broken into several are joined")
     if repairs:
@@ -170,6 +172,29 @@ def read_matrix(text: str, where: str) -> Matrix:
         assumed.append(f"no rows of {first_of(lacking, 4)}: which NICs are close to each other is unknown")
     names = {device: name for device, name in legend.items() if device in devices}
     return Matrix(devices, cells, affinity, frozenset(coherent), names, tuple(assumed))
+
+
+def _others_differ(
+    lines: list[str],
+    headers: list[tuple[int, re.Match[str]]],
+    cells: Mapping[tuple[str, str], str],
+    where: str,
+) -> bool:
+    """True if a matrix after the first has other devices or cells; one that is incomplete is skipped.
+
+    - `lines`: Lines of the text, with the host's name before each if a launcher put it there.
+    """
+    by_mark = defaultdict(list)
+    for line in lines:
+        by_mark[line.split(maxsplit=1)[0] if line.strip() else ""].append(line)
+    marks = [match[1].strip() for _, match in headers]
+    ends = [*(i for i, _ in headers[2:]), len(lines)]
+    for (start, _), mark, end in zip(headers[1:], marks[1:], ends, strict=True):
+        of_host = by_mark[mark] if mark and mark != marks[0] else lines[start:end]
+        with suppress(FormatError):
+            if read_matrix("\n".join(of_host), where).cells != cells:
+                return True
+    return False
 
 
 def _left_out(text: str, legend: Iterable[str], devices: Collection[str]) -> list[str]:
@@ -208,21 +233,18 @@ def _rows(
         row = [_EARLIER_CELLS.get(cell, cell) for cell in given[: len(devices)]]
         _check_row(device, row, devices, f"{where}: line {number}")
         rows[device] = row + given[len(devices) :]
+    for device, (number, _) in found.items():
+        _check_symmetry(device, rows, devices, f"{where}: line {number}")
     return rows
 
 
-def _check_symmetry(
-    rows: Iterable[str], cells: Mapping[tuple[str, str], str], devices: tuple[str, ...], where: str
-) -> None:
-    """Raise `FormatError` if two cells of a pair of devices differ."""
-    for a in rows:
-        for b in devices[: devices.index(a)]:
-            if cells[a, b] != cells[b, a]:
-                raise FormatError(
-                    f"found {cells[b, a]} from {b[:40]} to {a[:40]} and {cells[a, b]} back; expected the "
-                    "same; save the output again",
-                    where=where,
-                )
+def _check_symmetry(device: str, rows: Mapping[str, list[str]], devices: tuple[str, ...], where: str) -> None:
+    """Raise `FormatError` if a cell of a device's row differs from that of the opposite direction."""
+    column = devices.index(device)
+    for other, cell in zip(devices[:column], rows[device], strict=False):
+        if other in rows and rows[other][column] != cell:
+            said = f"found {rows[other][column]} from {other[:40]} to {device[:40]} and {cell} back"
+            raise FormatError(f"{said}; expected the same; save the output again", where=where)
 
 
 def _check_row(device: str, row: list[str], devices: tuple[str, ...], where: str) -> None:

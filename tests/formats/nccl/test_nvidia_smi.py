@@ -335,7 +335,9 @@ def test_second_matrix_of_a_file_is_reported(tmp_path):
     rows = ["GPU0 X PIX 0-7 0", "NIC0 PIX X"]
     path = _write(tmp_path, *rows, columns=["GPU0", "NIC0"], after=legend.format("mlx5_0"))
     path.write_text(path.read_text() + path.read_text().replace("PIX", "SYS").replace("mlx5_0", "mlx5_9"))
-    with pytest.warns(AssumptionWarning, match="the first of the file's 2 matrices is used for every node"):
+    with pytest.warns(
+        AssumptionWarning, match="first of the file's 2 matrices, which differ, is used for every"
+    ):
         topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=12)
     assert any("mlx5_0: 0" in note for note in topology.notes)
 
@@ -477,7 +479,9 @@ def test_lines_of_several_hosts_are_distinguished(tmp_path, mixed):
     path.write_text("\n".join(order) + "\n")
     topology = load_nvidia_smi(path)
     assert {link.name for link in topology.links} == {"NVSwitch"}
-    assert any("first of the file's 2 matrices" in each for each in topology.assumed)
+    assert any("first of the file's 2 matrices, which differ, is" in each for each in topology.assumed)
+    path.write_text("\n".join(line for a, _ in lines for line in (a, a.replace("n1", "n2"))))
+    assert any("first of the file's 2 matrices is used" in each for each in load_nvidia_smi(path).assumed)
 
 
 def test_one_affinity_of_all_gpus_does_not_contradict_cells(tmp_path):
