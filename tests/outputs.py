@@ -104,6 +104,11 @@ TEXTS = {
         "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
         " 0       N/A     26.33\n 1     26.46       N/A\n"
     ),
+    "output of mpiGraph": (
+        "START mpiGraph v1.5\nMsgSize\t16384\n\nSend\tn0:0\tn1:1\t\nn0:0 to\t0.000\t9000.5\t\n"
+        "n1:1 to\t8000.5\t0.000\t\n\nRecv\tn0:0\tn1:1\t\nn0:0 from\t0.000\t8000.5\t\n"
+    ),
+    "topology or result of TACOS in CSV": "2\nSrc,Dest,Latency (ns),Bandwidth (GB/s)\n0,1,500,50\n1,0,500,50\n",
     "output of bandwidthTest": (
         "[CUDA Bandwidth Test] - Starting...\nRunning on...\n\n Device 0: Example GPU\n"
         " Host to Device Bandwidth, 1 Device(s)\n"

@@ -34,6 +34,8 @@ Reader = TypeVar("Reader", bound=Callable[..., Any])
 _MAX_DEPTH = 64
 #: Max entries of a nested TOML table written on one line; a larger table gets a line for each entry.
 _FEW_ENTRIES = 4
+#: First line of a CSV that tells Excel the separator.
+_SEPARATOR_LINE = re.compile(r"\A[sS][eE][pP]=[,;|\t][ \t]*\r?(?=\n|\Z)")
 #: Header of a table, or a key with its value; a text without either is probably not TOML.
 _LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)", re.MULTILINE)
 #: Key of many parts, for which `tomllib` needs time quadratic in their number.
@@ -77,7 +79,9 @@ def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) 
 def read_text(
     path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES, *, replaces: bool = False
 ) -> str:
-    """Text of a UTF-8 file, without a byte order mark. Raises `FormatError` for other files.
+    """Text of a UTF-8 file, without a byte order mark or Excel's line `sep=;`, which becomes empty.
+
+    Raises `FormatError` for other files.
 
     - `replaces`: True to read bytes that are not UTF-8 as `REPLACED`, as in logs, whose figures are ASCII.
 
@@ -98,7 +102,7 @@ def read_text(
         ) from None
     if not text.strip():
         raise FormatError("the file is empty; save it again, or check the path", where=where)
-    return _unlogged(text)
+    return _unlogged(_SEPARATOR_LINE.sub("", text))
 
 
 def _unlogged(text: str) -> str:

@@ -178,6 +178,12 @@ TEXTS = (
     Text(SUPERBENCH, rf"\A\s*\{{(?=.*\"{SUPERBENCH_METRIC}\")", unsupported(TIMES)),
     Text("record of NCCL's inspector", r"\A\s*\{\"header\": ?\{.*\"coll_perf\": ?\{", unsupported(TIMES)),
     Text("output of ncclras", r"^Job summary\n=+$", unsupported(f"{_NCCL_DUMP}; {TIMES}")),
+    Text("output of mpiGraph", r"^START mpiGraph|^Send\s+\S+:\d+\s+\S+:\d+", SHOW),
+    Text(
+        "topology or result of TACOS in CSV",
+        r"(?i)\A\d+,*\nsrc, ?dest, ?latency|^NPUs Count,\d",
+        unsupported("write each link as [[link]] of a topology file"),
+    ),
     Text("matrix of pairs", _MATRIX_ROWS, SHOW),
     # Texts of benchmarks.
     Text(
@@ -327,7 +333,7 @@ TEXTS = (
     Text(
         MATRIX_IN_TEXT,
         # A lookahead finds a row with commas, so that a search does not go back to its many other matches.
-        rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}|(^(?={_COMMA_ROW}).+\n?){{2,}}",
+        rf"(?i)\A(#.*\n|[^\S\n]*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}|(^(?={_COMMA_ROW}).+\n?){{2,}}",
         f"{SHOW}, if it has a row and a column for every host or GPU",
     ),
     Text(

@@ -196,11 +196,14 @@ FORMATS: list[FileFormat] = [
     ),
     FileFormat(
         "pair-matrix", "topology",
-        "a matrix of pairs: CSV, p2pBandwidthLatencyTest, nvbandwidth, or logs under `# pair A B`",
+        "a matrix of pairs: CSV, p2pBandwidthLatencyTest, nvbandwidth, mpiGraph, or logs under `# pair A B`",
         load="taccl.placement.matrices:load_probe_topology",
         kind="matrix of pairs",
         begins="|".join(
-            map(pattern_of, ("matrix of pairs", "matrix of nvbandwidth", "file of logs by pair"))
+            map(
+                pattern_of,
+                ("matrix of pairs", "matrix of nvbandwidth", "output of mpiGraph", "file of logs by pair"),
+            )
         ),
     ),
     FileFormat(

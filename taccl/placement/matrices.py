@@ -50,11 +50,17 @@ _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwid
 _NVBANDWIDTH_TEST = re.compile(r"^\s*Running (\w+)\.")
 #: Line above a matrix of nvbandwidth with latencies between GPUs.
 _NVBANDWIDTH_LATENCY = re.compile(r"^Device to Device Latency \w+ GPU\(row\) <-> GPU\(column\) \(ns\)")
+#: Header of mpiGraph's matrix of rates out of each host; its MB have 2^20 bytes. `_MPIGRAPH_ROW`: its rows.
+_MPIGRAPH, _MPIGRAPH_ROW = re.compile(r"Send\s+\S+:\d+\s+\S+:\d+"), re.compile(r"^(\S+:\d+) to\b")
+_MPIGRAPH_GB_PER_S = 2**20 / 1e9
 #: Line that users put above the log of each pair.
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 
 
-@reads("matrix of pairs", MATRIX_IN_TEXT, "probe", "matrix of nvbandwidth", "file of logs by pair")
+@reads(
+    "matrix of pairs", MATRIX_IN_TEXT, "probe", "matrix of nvbandwidth", "output of mpiGraph",
+    "file of logs by pair",
+)  # fmt: skip
 def load_probe(path: str | os.PathLike[str]) -> Probe:
     """Load a probe from this package's JSON, or from a file that another tool wrote.
 
@@ -65,6 +71,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     - Output of the CUDA sample p2pBandwidthLatencyTest: its first one-way matrices, with P2P enabled if
       present.
     - Output of nvbandwidth: its first one-way matrix of GPUs, and its matrix of latencies if present.
+    - Output of mpiGraph: its matrix `Send`.
     - Logs of `ib_write_bw`, `osu_latency` or `osu_bw` one after the other, each below a line ``# pair A B``.
 
     Raises `FormatError` if the file is none of these, or its matrix lacks a pair; the message names row and
@@ -80,6 +87,8 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
             return _of_p2p(lines, where)
         if any(_NVBANDWIDTH.match(line) for line in lines):
             return _of_nvbandwidth(lines, where)
+        if any(map(_MPIGRAPH.match, lines)):
+            return _of_mpigraph(lines, where)
         return _of_pairs(text, where) if _PAIR.search(text) else _of_rows(lines, where)
     except FormatError:
         raise
@@ -275,13 +284,25 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
     )  # fmt: skip
 
 
-def _printed(lines: Sequence[str], at: int, where: str) -> Table:
+def _of_mpigraph(lines: Sequence[str], where: str) -> Probe:
+    """Probe from mpiGraph's matrix `Send`. Its names are host:rank; ranks are left out if hosts differ."""
+    at = next(at for at, line in enumerate(lines) if _MPIGRAPH.match(line))
+    table = _printed([_MPIGRAPH_ROW.sub(r"\1", line) for line in lines], at, where, each="host")
+    hosts = tuple(name.rpartition(":")[0] for name in table.names)
+    return Probe(
+        hosts if len(set(hosts)) == len(hosts) else table.names,
+        bandwidth_gb_per_s=table.values * _MPIGRAPH_GB_PER_S,
+        assumed=("bandwidth is that of mpiGraph's matrix Send, for which all hosts send at once",),
+    )
+
+
+def _printed(lines: Sequence[str], at: int, where: str, *, each: str = "GPU") -> Table:
     """Matrix that begins after line `at`, with a word in its corner and a row for every column."""
     num_rows = len(lines[at].split()) if at < len(lines) else 0
     rows = [line.split() for line in lines[at : at + num_rows]]
     num_whole = sum(len(row) == num_rows for row in rows) - 1
     if num_whole < num_rows - 1 > 1:
-        said = f"found {format_count(max(num_whole, 0), 'row')} of {format_count(num_rows - 1, 'GPU')}"
+        said = f"found {format_count(max(num_whole, 0), 'row')} of {format_count(num_rows - 1, each)}"
         said += "; expected one for each; save the output whole"
         raise FormatError(said, where=f"{where}: line {at}")
     return table_of(dict(enumerate(filter(None, rows), at + 1)), where)

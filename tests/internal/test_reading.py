@@ -54,6 +54,13 @@ def test_byte_order_mark(tmp_path):
     assert read_text(tmp_path / "a.toml") == "name = 1\n"
 
 
+@pytest.mark.parametrize("line", ["sep=;", "SEP=,\r"])
+def test_separator_line_of_spreadsheets_is_empty(tmp_path, line):
+    """The first line of a CSV that tells Excel the separator is dropped; line numbers stay."""
+    (tmp_path / "a.csv").write_bytes(f"\ufeff{line}\n1;2\n".encode())
+    assert read_text(tmp_path / "a.csv") == "\n1;2\n"
+
+
 def test_file_of_just_the_limit(tmp_path):
     """A file whose size is exactly the limit is read."""
     (tmp_path / "a").write_text("x" * 10)

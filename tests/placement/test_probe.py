@@ -536,6 +536,21 @@ class TestMatrices:
         )
         assert load_probe(path).assumed == ("GPUs of 2 hosts, which NVLink joins, count as one server",)
 
+    def test_mpigraph(self, tmp_path):
+        """The matrix Send of mpiGraph is read, in MB/s of 2^20 bytes; a row that is missing is named."""
+        path = tmp_path / "mpigraph.txt"
+        head = "START mpiGraph v1.5\n\nSend max\t4000.0\n\nSend\tn0:0\tn1:1\tn2:2\t\n"
+        rows = [f"n{i}:{i} to\t" + "".join(f"{1000.0 * (j - i)}\t" for j in range(3)) for i in range(3)]
+        path.write_text(
+            "\n".join([head.rstrip(), *rows, "", "Recv\tn0:0\tn1:1\tn2:2\t", "END"]).replace("-", "")
+        )
+        probe = load_probe(path)
+        assert probe.hosts == ("n0", "n1", "n2")
+        assert probe.bandwidth_gb_per_s[0, 2] == pytest.approx(2000 * 2**20 / 1e9)
+        path.write_text("\n".join([head, *rows[:2]]))
+        with pytest.raises(FormatError, match="found 2 rows of 3 hosts"):
+            load_probe(path)
+
     @pytest.mark.parametrize(("arrow", "from_0_to_1"), [("->", 26.5), ("<-", 26.0)])
     def test_nvbandwidth(self, tmp_path, arrow, from_0_to_1):
         """The first matrix of GPUs is read; the arrow gives the direction of the data."""
