@@ -76,6 +76,7 @@ def _other_network(name: str) -> Network:
         post_us=median(each.post_us for each in others),
         efficiency=median(each.efficiency for each in others),
         amd_start_us=None,
+        simple_us=None,
     )
 
 

@@ -113,7 +113,6 @@ def _network_factor(topology: Topology, row: Protocol, to_us: float) -> Fraction
     """
     further_us = 0.0
     if topology.machine in INSTANCES and topology.profile in [e.name for e in PROFILES[topology.machine]]:
-        hop_us = NETWORKS[INSTANCES[topology.machine].network].hop_us
-        further_us = hop_us * (2 if row.name == "simple" else 1)
+        further_us = NETWORKS[INSTANCES[topology.machine].network].further_us(row.name)
     to, ring, further = (Fraction(str(each)) for each in (to_us, row.ring_network_us, further_us))
     return (to + further) / (ring + further)

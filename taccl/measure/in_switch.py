@@ -71,7 +71,7 @@ def _nvls(run: Run) -> Candidate:
     kb = run.size / 1000
     # Each round of the pipeline moves one chunk per block and rank through the switch.
     turn_kb = np.minimum(_nvls_chunk(run) * tuning.NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
-    hop_us = PROTOCOLS[_SIMPLE].ring_hop_us * costs.node_latency
+    hop_us = tuning.NVLS_HOP_US.get(costs.generation, PROTOCOLS[_SIMPLE].ring_hop_us) * costs.node_latency
     turn_us = turn_kb / (rate * costs.node_rate) + hop_us
     network_us = turn_kb * across / run.network if m > 1 else np.zeros_like(kb)
     num_turns = kb / np.maximum(turn_kb, 1e-9)

@@ -38,7 +38,7 @@ def candidates(
 ) -> list[Candidate]:
     """Times of each algorithm and protocol; the library chooses the candidate with the least `model_us`."""
     run = Run(costs, collective, num_ranks, num_nodes, size_bytes)
-    only = costs.network.only if num_nodes > 1 and collective not in ("alltoall", POINT_TO_POINT) else ""
+    only = costs.network.only if num_nodes > 1 and collective not in ("alltoall", POINT_TO_POINT) else ()
     launched = costs.ranks_per_process
     if costs.generation == "Volta" and not launched:  # benchmarks of V100 ran one process per node
         launched = run.per_node
@@ -50,7 +50,7 @@ def candidates(
     return [
         each._replace(time_us=np.maximum(each.time_us + start_us, host_us))
         for each in run.all()
-        if not only or f"{each.algorithm} {each.protocol}" == only
+        if not only or f"{each.algorithm} {each.protocol}" in only
     ]
 
 
@@ -172,12 +172,12 @@ class Run:
 
         - `p`: Index of the protocol in `PROTOCOLS`.
         """
-        row, times = PROTOCOLS[p], 2 if PROTOCOLS[p].name == "simple" else 1
+        row, network = PROTOCOLS[p], self.costs.network
         is_alone = model and self.per_node == 1  # the model then uses the hop of a tree
         hop = row.tree_network_us if algorithm == "tree" or is_alone else row.ring_network_us
         if model:
-            return hop + times * self.costs.network.stated_us
-        return (hop + times * self.costs.network.hop_us) * self.costs.network_latency
+            return hop + network.stated_us * (2 if row.name == "simple" else 1)
+        return (hop + network.further_us(row.name)) * self.costs.network_latency
 
     def _posts_us(self, p: int, algorithm: str) -> Floats:
         """Time in us that the messages of channels beyond the first add to a hop between nodes."""
@@ -281,7 +281,8 @@ class Run:
         time_us = (base + hops_us) * costs.node_latency + 2 * levels * network_us
         correction, kb = self.corrected(p), self.size / 1000
         if name == "simple":  # to fill the pipeline, the first step of each channel passes all hops
-            step_kb = np.minimum(tuning.STEP_BYTES * num, self.size) / 1000
+            # NCCL runs twice as many channels as its search finds (``ncclTopoPostset``).
+            step_kb = np.minimum(costs.network.step_bytes * 2 * num, self.size) / 1000
             across_us = step_kb / self.network if m > 1 else 0.0
             time_us = time_us + 2 * (g - 1) * step_kb / self.node + 2 * levels * across_us + kb / real
         else:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from taccl.topology.tuning import STEP_BYTES
+
 
 class Network(NamedTuple):
     """A class of networks between nodes, with its latencies and efficiency.
 
-    - `hop_us`: Latency in us that a hop has in addition to the latency in NCCL's table. The simple protocol
-      pays it twice: for the data and for the flush.
+    - `hop_us`: Latency in us that a hop has in addition to the latency in NCCL's table (`further_us`).
     - `start_us`: Time in us before the first hop of a collective between nodes. `amd_start_us` replaces it
       for hosts with AMD processors, unless None.
     - `post_us`: Time in us that each channel after the first adds to a hop, as hosts post the channels'
@@ -21,7 +22,11 @@ class Network(NamedTuple):
     - `stated_us`: Latency in us that the network's plugin reports to NCCL, which chooses algorithms by it.
     - `ll128`: True if NCCL uses LL128 over this network, which needs ordered writes.
     - `source`: Source of these figures.
-    - `only`: Algorithm and protocol that users must set for this network; empty if NCCL chooses.
+    - `only`: Algorithms and protocols, such as ``"ring simple"``, that the network's environment allows for
+      collectives; empty if it allows all.
+    - `step_bytes`: Bytes of a channel's step under simple, 1/8 of the buffer (``NCCL_BUFFSIZE``).
+    - `simple_us`: Latency in us that a hop under simple has in addition to NCCL's table; None for twice
+      `hop_us`.
     - `nvls_chunk_bytes`: Chunk size for reductions in NVSwitch that the plugin sets, on one node as well; 0
       for NCCL's default.
     """
@@ -36,7 +41,15 @@ class Network(NamedTuple):
     source: str
     nvls_chunk_bytes: int = 0
     amd_start_us: float | None = None
-    only: str = ""
+    only: tuple[str, ...] = ()
+    step_bytes: int = STEP_BYTES
+    simple_us: float | None = None
+
+    def further_us(self, protocol: str) -> float:
+        """Latency in us that a hop has in addition to NCCL's table; simple waits for data and for a flush."""
+        if protocol != "simple":
+            return self.hop_us
+        return 2 * self.hop_us if self.simple_us is None else self.simple_us
 
     def start_of(self, host: str) -> float:
         """Time in us before the first hop of a collective, on hosts with processors of this maker."""
@@ -65,13 +78,16 @@ NETWORKS = {
         Network("tcpx", 300, 20, 2, 0.71, 0, False,
                 "published log of 2 x 8 H100 (a3-high); Google's guide sets NCCL_PROTO=Simple and "
                 "NCCL_ALGO=Ring",
-                only="ring simple"),
-        Network("tcpxo", 38, 20, 2, 0.93, 0, True, "published logs of 2 x 8 H100 (a3-mega)"),
+                only=("ring simple",)),
+        Network("tcpxo", 38, 20, 2, 0.93, 0, False,
+                "published logs of 2 x 8 H100 (a3-mega), without LL128 and NVLS; buffer of 8 MiB: "
+                "google/nccl-plugin-gpudirect-tcpxo, tcpxo_scripts",
+                only=("ring ll", "tree ll", "ring simple", "tree simple"), step_bytes=1 << 20, simple_us=0),
         Network("slingshot", 0, 0, 3, 0.9, 0, False,
                 "published logs of 2 x 4 GH200 of two clusters; posts as EFA with RDMA: our choice"),
         Network("efa-host", 6, 0, 4, 0.5, 75, False,
                 f"{_OFI}, and sets protocol simple; hop: published log of 2 x 1 T4 (no GPUDirect RDMA)",
-                only="ring simple"),
+                only=("ring simple",)),
         Network("rccl", 0, 0, 0, 0.95, 0, True,
                 "published logs of 2 x 8 MI308X (RCCL 2.27, NICs of Broadcom) and of 2 x 8 MI300X "
                 "(RCCL 2.28: ROCm/rocm-systems, pull request 3272)"),

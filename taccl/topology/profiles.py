@@ -119,8 +119,8 @@ def _by_protocol(
     def costs_of(table: Protocol) -> ProtocolCosts:
         base, hop, share = (Fraction(str(value)) for value in costs[table.name])
         network_us, said = Fraction(str(table.ring_network_us)), SOURCE
-        if network is not None and network.hop_us:  # simple waits for data and for a flush
-            network_us += Fraction(str(network.hop_us)) * (2 if table.name == "simple" else 1)
+        if network is not None and network.hop_us:
+            network_us += Fraction(str(network.further_us(table.name)))
             said = f"{SOURCE}, and a hop of {network.name}: {network.source}"
         return ProtocolCosts(
             table.name,

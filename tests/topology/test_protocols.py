@@ -105,10 +105,16 @@ def test_an_overhead_is_part_of_alpha():
     assert {hold.alpha_us for hold in dgx_h100(profile="nccl", alpha_meaning="pipelined").holds} == {0}
 
 
-@pytest.mark.parametrize(("protocol", "tabled_us", "times"), [("ll", 2.7, 1), ("simple", 14, 2)])
-def test_instance_types_have_the_hops_of_their_network(protocol, tabled_us, times):
-    """Links between nodes of cloud instances have the hop latency of TCPXO besides NCCL's; under simple, with
-    its flush, twice."""
-    topology = parse("a3-megagpu-8g", nodes=2, protocol=protocol)
+@pytest.mark.parametrize(
+    ("name", "network", "protocol", "tabled_us", "times"),
+    [
+        ("p5.48xlarge", "efa-rdma", "ll", 2.7, 1), ("p5.48xlarge", "efa-rdma", "simple", 14, 2),
+        ("a3-megagpu-8g", "tcpxo", "ll", 2.7, 1), ("a3-megagpu-8g", "tcpxo", "simple", 14, 0),
+    ],
+)  # fmt: skip
+def test_instance_types_have_the_hops_of_their_network(name, network, protocol, tabled_us, times):
+    """Links between nodes have the network's hop latency besides NCCL's; under simple, with its flush, twice.
+    TCPXO has no further latency under simple."""
+    topology = parse(name, nodes=2, protocol=protocol)
     alpha_us = topology.links[topology.internode_links[0]].alpha_us
-    assert float(alpha_us) == pytest.approx(tabled_us + times * NETWORKS["tcpxo"].hop_us)
+    assert float(alpha_us) == pytest.approx(tabled_us + times * NETWORKS[network].hop_us)
