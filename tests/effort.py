@@ -88,11 +88,10 @@ def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) 
 def shorten_mixes(patch: pytest.MonkeyPatch) -> None:
     """Limit the searches for mixed plans and mixes of trees, as in all tests by default.
 
-    A mixed plan is from a brief local search from one start, and a mix of trees from the brief sweeps alone.
+    A mixed plan is from a brief run of annealing, and a mix of trees from the brief sweeps alone.
     """
-    patch.setattr("taccl.baselines.multiplying_mixes._PATIENCE", 20)
-    patch.setattr("taccl.baselines.multiplying_mixes._STARTS", 1)
-    patch.setattr("taccl.baselines.multiplying_mixes._RUNS", 0)
+    patch.setattr("taccl.baselines.multiplying_mixes._RUNS", ((1000, 0.02),))
+    patch.setattr("taccl.baselines.multiplying_mixes._MILD_RUNS", ((1000, 0.002),))
     patch.setattr("taccl.baselines.tree_mixes._LONG", 3)
     patch.setattr("taccl.baselines.tree_mixes._FEW_SENDS", 0)
 

@@ -15,7 +15,7 @@ from taccl._internal.arguments import checked
 from taccl._internal.deadline import NEVER
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_batches import in_batches, places_of
-from taccl.baselines.multiplying_mixes import first_mix, soonest_mix, to_mix
+from taccl.baselines.multiplying_mixes import first_mix, mixed_transfers, soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
@@ -113,7 +113,11 @@ def _mixed(problem: Problem) -> list[Schedule]:
 
 
 def mixed_schedule(
-    problem: Problem, until: Deadline = NEVER, *, below_us: float = math.inf
+    problem: Problem,
+    until: Deadline = NEVER,
+    *,
+    below_us: float = math.inf,
+    most_transfers: float = math.inf,
 ) -> Schedule | None:
     """Allreduce by the mixed plan with the least estimated finish: each group of chunks has its own plan.
 
@@ -122,8 +126,10 @@ def mixed_schedule(
 
     - `until`: Deadline after which the best plan so far is built.
     - `below_us`: The plan is built only if its estimate is below this, or list scheduling may shorten it.
+    - `most_transfers`: Approximate max transfers of the schedule.
     """
-    found = soonest_mix(to_mix(problem), until) if sums_everywhere(problem) else None
+    fit = [each for each in to_mix(problem) if mixed_transfers(each) <= most_transfers]
+    found = soonest_mix(fit, until) if sums_everywhere(problem) else None
     if found is None:
         return None
     times, plan = found
@@ -187,7 +193,7 @@ class Estimated:
     def mixed(cls, problem: Problem) -> Estimated | None:
         """Mix of equal parts of one plan with the least estimate; None if there are no mixed plans.
 
-        `mixed_schedule` improves on it by local search.
+        `mixed_schedule` improves on it by simulated annealing.
         """
         found = first_mix(problem) if sums_everywhere(problem) else None
         return None if found is None else cls(*found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import chain
 from operator import add
 from typing import TYPE_CHECKING
 
@@ -160,21 +159,6 @@ class MixTimes:
                 finish = max(finish, ready)
                 del heads[first], steps[first]
         return finish
-
-    def not_worse(self, parts: Sequence[PlanPart], size: int) -> list[PlanPart]:
-        """Parts that no other part dominates in all `_traits`; of several equal parts, the first one."""
-        rows = np.array([self._traits(part, size) for part in parts]).reshape(len(parts), -1)
-        kept: list[int] = []
-        for number in np.argsort(rows.sum(axis=1), kind="stable").tolist():
-            if not any((rows[other] <= rows[number]).all() for other in kept):
-                kept.append(number)
-        return [parts[number] for number in kept]
-
-    def _traits(self, part: PlanPart, size: int) -> list[float]:
-        """Criteria to compare parts: ticks of the part alone, then load, head and tail of each resource."""
-        timed = self.timed(part, size)
-        uses = zip(timed.loads, timed.heads, timed.tails, strict=True)
-        return [timed.steps[0][2], *chain.from_iterable(uses)]
 
     def timed(self, part: PlanPart, size: int) -> TimedPart:
         """Part of a mixed plan that has `size` chunks; the same object for the same arguments."""

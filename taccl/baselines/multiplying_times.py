@@ -304,6 +304,16 @@ class StepTimes:
         self._known_ticks[key] = ticks
         return ticks
 
+    def ticks_by_count(self, most: int, digit: Digit, is_same: bool) -> Floats:
+        """Ticks of an exchange as in `step`, by the number of chunks in each message, (most + 1,)."""
+        count = np.maximum(1, np.arange(most + 1))[:, None]
+        merged, ticks = -(-count // self.problem.clauses.max_merge), np.zeros(most + 1)
+        for kinds in self.loads(digit, is_same)[1]:
+            alone, merging, per_chunk, merges, rest_alpha, rest_beta = np.array(kinds).T
+            rest = rest_alpha + count / np.where(merges, merged, count) * rest_beta
+            ticks += (count * (alone + per_chunk) + merged * merging + rest).max(axis=1)
+        return ticks
+
     @cached
     def loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[list[tuple[int, ...]]], Ints, Ints]:
         """Loads of an exchange on resources: (used resources, loads by hop, ticks per send and per chunk).

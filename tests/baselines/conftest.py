@@ -27,9 +27,8 @@ def unit_costs() -> dict[str, int]:
 
 @pytest.fixture
 def annealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Improve mixed plans by short runs of simulated annealing, too, which tests leave out by default."""
-    monkeypatch.setattr("taccl.baselines.multiplying_mixes._RUNS", 3)
-    monkeypatch.setattr("taccl.baselines.multiplying_mixes._MOVES", 1500)
+    """Improve mixed plans by a longer run of simulated annealing than tests do by default."""
+    monkeypatch.setattr("taccl.baselines.multiplying_mixes._RUNS", ((50_000, 0.02),))
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_s
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
 from taccl.analysis.verification.verify import compile_verifier
+from taccl.baselines.multiplying_annealing import compile_annealing
+from taccl.baselines.multiplying_kernel import anneal
 from taccl.baselines.tree_kernel import finish_us, reassign
 from taccl.baselines.tree_mixes import compile_mixes
 from taccl.errors import TacclError
@@ -50,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 #: `IMPROVEMENT`: name of the kernels of ruin and recreate.
 #: `TREES`: name of the kernels of packings of trees.
-#: `MIXES`: name of the kernels of mixes of trees on meshes.
+#: `MIXES`: name of the kernels of mixes: of trees on meshes, and of plans of recursive multiplying.
 #: Other kernels (list schedulers and verifier) have the name of the collective that they are compiled with.
 IMPROVEMENT, TREES, MIXES = "ruin and recreate", "trees", "mixes"
 #: Names of all kernels, one tuple per worker process; kernels in a tuple share compiled functions.
@@ -96,7 +98,7 @@ def is_kept(name: str) -> bool:
     if name == TREES:
         return is_compiled(flow_up_to) and is_compiled(largest_shortfall)
     if name == MIXES:
-        return is_compiled(reassign) and is_compiled(finish_us)
+        return all(map(is_compiled, (reassign, finish_us, anneal)))
     kernels: list[Any] = [send_along, route] if name == "alltoall" else [spread_chunks, spread_by_draws]
     verifying = accept_trees if name == "reduce-scatter" else accept_copies
     return all(map(is_compiled, [*kernels, compiled_loop(verifying)]))
@@ -123,6 +125,7 @@ def compile_named(name: str, paths: tuple[tuple[str, Any], ...] = ()) -> None:
         return
     if name == MIXES:
         compile_mixes()
+        compile_annealing()
         return
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
     compile_verifier(schedule_large(pair, num_runs=1))

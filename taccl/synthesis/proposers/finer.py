@@ -64,13 +64,14 @@ _LEAST_FORMS_S = 0.6
 #: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
 _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: A mixed plan divides chunks into parts, each with its own plan. The first one has equal parts with one
-#: plan, in coarse chunks; local search and annealing in fine chunks then change the parts (1 to 5 s of CPU).
+#: plan, in coarse chunks; simulated annealing in fine chunks then changes the parts (1 to 4 s of CPU).
 #: `_MIXES_TIMES`: time to estimate the first mixed plan, as a multiple of the time to estimate all plans.
-#: `_SEARCH_S`: usual CPU seconds of the local search. With less time, forms with one message per chunk are
-#: scheduled before it.
+#: `_SEARCH_S`: CPU seconds in which annealing gains most. With less time, forms with one message per chunk
+#: are scheduled before it.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
-_MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 2.0, 0.4, 4e-6, 0.6
+#: `_MIX_BUILD_SHARE`: max share of this time to build and verify one.
+_MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE = 2.0, 0.4, 4e-6, 0.6, 0.6
 
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
 #: `_MIX_SHARE`: share of the time left for mixes of trees on meshes, where they usually finish first.
@@ -93,8 +94,8 @@ def offer_estimated(search: Search) -> Search | None:
 
     Messages merge in the first schedule, which is quick to build: a single plan, in the finest chunks that
     time allows, or equal parts of one plan (a mixed plan), whichever has the earliest estimate. If time
-    allows, local search then improves the mixed plan, so that groups of chunks follow different plans. Forms
-    with one message per chunk come last, if their estimated finish is early enough.
+    allows, simulated annealing then improves the mixed plan, so that groups of chunks follow different plans.
+    Forms with one message per chunk come last, if their estimated finish is early enough.
     Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
     and for data that all starts or ends at one rank: there, other baselines usually finish first.
     """
@@ -163,10 +164,10 @@ class _Forms:
 
     @property
     def has_no_time_for_both(self) -> bool:
-        """True if local search for mixed plans leaves no time for forms with one message per chunk."""
+        """True if annealing of mixed plans leaves no time for forms with one message per chunk."""
         if self.mixed is None:
             return False
-        search_s = _mix_s(self.to_mix[0]) + busy_factor() * _SEARCH_S
+        search_s = _mix_s(self.to_mix[-1]) + busy_factor() * _SEARCH_S
         return search_s > _MIXES_SHARE * self.left_s(self.deadline)
 
     def has_time(self, parts: int, *, merges: bool) -> bool:
@@ -227,15 +228,18 @@ class _Forms:
                 self._keep(form.schedule(lists=False))
 
     def improve_mix(self) -> None:
-        """Improve the mixed plan by local search."""
+        """Improve the mixed plan by simulated annealing, in as fine chunks as there is time to build."""
         latest = self.at_least(self.deadline)
-        ends_at, build_s = latest.sooner(_MIXES_SHARE * self.left_s(self.deadline)), _mix_s(self.to_mix[0])
-        if build_s > ends_at.left_s:
-            self.skipped.append("local search for mixed plans")
+        ends_at = latest.sooner(_MIXES_SHARE * self.left_s(self.deadline))
+        fit = [each for each in self.to_mix if _mix_s(each) <= _MIX_BUILD_SHARE * ends_at.left_s]
+        if not fit:
+            self.skipped.append("annealing of mixed plans")
             return
+        build_s, most = _mix_s(fit[0]), mixed_transfers(fit[0])
         # The search often takes all its time. If the machine is busy, building takes longer than estimated.
         with latest.sooner(ends_at.left_s + build_s).enforced():
-            found = mixed_schedule(self.problem, ends_at.later(-build_s), below_us=self.finish_us)
+            until = ends_at.later(-build_s)
+            found = mixed_schedule(self.problem, until, below_us=self.finish_us, most_transfers=most)
             if found is not None:
                 self._keep(found)
 

@@ -1,0 +1,134 @@
+"""Simulated annealing over mixed plans of recursive multiplying, by a kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.deadline import NEVER, busy_factor
+from taccl._internal.kernels import is_compiled
+from taccl.baselines.multiplying_kernel import GATHER, SCATTER, SUM, Mixes, Plans, Room, Steps, anneal
+from taccl.baselines.multiplying_plans import Digit, PlanPart
+from taccl.baselines.multiplying_times import Grid, StepTimes
+from taccl.problem.making import make_problem
+from taccl.topology.fabrics import ring
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl._internal.deadline import Deadline
+    from taccl.baselines.moves import Ints
+
+#: `_AT_ONCE`: moves between two looks at the deadline (about 30 ms of CPU).
+#: `_COLD`: temperature at the end of a run, as a share of the estimated finish.
+#: `_SHARE`: max share of the time left for annealing.
+#: `_COMPILE_S`: CPU seconds to compile the kernel, if that was not done before.
+_AT_ONCE, _COLD, _SHARE, _COMPILE_S = 10_000, 0.000_02, 0.8, 3.0
+_VERBS = {"scatter": SCATTER, "sum": SUM, "gather": GATHER}
+
+
+class Annealing:
+    """Search for mixes of given plans.
+
+    - `times`: Times of steps.
+    - `resources`: Indices of resources that can cause delays.
+    - `plans`: Plans that parts of the chunks may have.
+    - `most_parts`: Max number of parts.
+    - `until`: Deadline after which the best mix so far is returned.
+    - `ticks`: Finishes of the best mix and of the last one of a run.
+    """
+
+    def __init__(
+        self,
+        times: StepTimes,
+        resources: Ints,
+        plans: Sequence[PlanPart],
+        *,
+        most_parts: int,
+        until: Deadline,
+    ) -> None:
+        self._until, self._most = until.sooner(_SHARE * until.left_s), most_parts
+        self._place = {plan: number for number, plan in enumerate(plans)}
+        heads: dict[tuple[Digit, bool], int] = {}
+        rows = [
+            [
+                (heads.setdefault((digit, verb != "scatter"), len(heads)), _VERBS[verb], digit.base)
+                for verb, digit in plan.steps()
+            ]
+            for plan in plans
+        ]
+        num_steps = max(map(len, rows), default=0)
+        table = np.array([row + [(-1, SUM, 1)] * (num_steps - len(row)) for row in rows], np.int64)
+        self._plans = Plans(*map(np.ascontiguousarray, np.moveaxis(table.reshape(-1, num_steps, 3), 2, 0)))
+        self._steps = _steps(times, heads, resources)
+        self.ticks = np.full(2, math.inf)
+        shape = most_parts, num_steps
+        self._room = Room(
+            np.zeros(shape),
+            np.zeros(shape),
+            np.zeros((*shape, len(resources))),
+            np.zeros(most_parts),
+            np.zeros(most_parts, np.int64),
+            np.zeros(most_parts, np.int64),
+            np.zeros((4, len(resources))),
+        )
+
+    def improved(
+        self, mix: Sequence[tuple[PlanPart, int]], moves: int, warm: float, seed: int
+    ) -> list[tuple[PlanPart, int]]:
+        """Best mix of a run that starts from a mix, as (plan, number of chunks) of each part.
+
+        The given mix is returned if there is no time, not even to compile the kernel.
+
+        - `moves`: Number of moves of the run.
+        - `warm`: Temperature at the start of the run, as a share of the finish.
+        - `seed`: Seed of the random numbers.
+        """
+        is_late = not is_compiled(anneal) and self._until.left_s < _COMPILE_S * busy_factor()
+        if is_late or len(mix) > self._most or any(plan not in self._place for plan, _ in mix):
+            return [*mix]
+        shape = 3, self._most
+        mixes = Mixes(np.full(3, len(mix)), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+        mixes.plan[:, : len(mix)] = [self._place[plan] for plan, _ in mix]
+        mixes.size[:, : len(mix)] = [size for _, size in mix]
+        ticks, random = self.ticks, np.array([seed + 1], np.uint64)
+        ticks[:] = math.inf
+        anneal(self._plans, self._steps, mixes, self._room, ticks, np.zeros(0), random)
+        heats = ticks[0] * warm * (_COLD / warm) ** (np.arange(moves) / moves)
+        for begin in range(0, moves, _AT_ONCE):
+            if self._until.has_passed:
+                break
+            some = heats[begin : begin + _AT_ONCE]
+            anneal(self._plans, self._steps, mixes, self._room, ticks, some, random)
+        number, plans = mixes.number[0], [*self._place]
+        found = zip(mixes.plan[0, :number].tolist(), mixes.size[0, :number].tolist(), strict=True)
+        return [(plans[place], size) for place, size in found]
+
+
+def compile_annealing() -> None:
+    """Compile the kernel by running it once on two ranks."""
+    problem = make_problem(ring(2), "allreduce", size_bytes=2)
+    times, plan = StepTimes(problem, Grid(problem)), PlanPart((Digit(False, 2, 1),))
+    Annealing(times, np.zeros(1, np.int64), [plan], most_parts=1, until=NEVER).improved(
+        [(plan, 2)], 1, 1.0, 0
+    )
+
+
+def _steps(times: StepTimes, heads: dict[tuple[Digit, bool], int], resources: Ints) -> Steps:
+    """Times of steps between ranks that differ in a digit.
+
+    - `heads`: {(digit, `is_same` as in `StepTimes.step`): index}.
+    - `resources`: Indices of resources that can cause delays.
+    """
+    num_chunks = times.problem.collective.num_chunks
+    ticks = np.full((len(heads), num_chunks + 1), math.inf)
+    busy = np.zeros((2, len(heads), len(times.problem.topology.resources)))
+    for (digit, is_same), k in heads.items():
+        if times.hops(digit, is_same):
+            ticks[k] = times.ticks_by_count(num_chunks, digit, is_same)
+            used, _, (plain, merged), beta = times.loads(digit, is_same)
+            busy[:, k, used] = plain + beta, merged
+    per_chunk, per_send = np.ascontiguousarray(busy[..., resources])
+    return Steps(ticks, per_chunk, per_send, np.array([times.problem.clauses.max_merge]))

@@ -1,0 +1,278 @@
+"""Kernel that improves mixed plans of recursive multiplying by simulated annealing.
+
+A mix is simulated as in `taccl.baselines.multiplying_mix_times`, with equal results: the part whose next step
+can start first takes it, and parts wait for the resources that other parts hold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl._internal.kernels import compiled, inner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+#: Ratio by which a lower bound must exceed a limit to end a simulation, as sums of times are rounded.
+_ROUNDING = 1 + 1e-9
+#: Values of `Plans.verb`.
+SCATTER, SUM, GATHER = 0, 1, 2
+#: Moves of the search, by the upper end of their shares of all moves, in percent.
+#: `_NEW`: chunks of the largest part get another plan, first or last.
+#: `_SPLIT`: chunks of a part become a part of their own.
+#: `_SHIFT`: chunks move from one part to another.
+#: `_REPLAN`: a part gets another plan. In the other moves, a part gets another place.
+_NEW, _SPLIT, _SHIFT, _REPLAN = 20, 35, 70, 80
+
+
+class Plans(NamedTuple):
+    """Plans that a part may have.
+
+    - `kind`: (num_plans, num_steps) index of each step in `Steps`; -1 behind the last one.
+    - `verb`: (num_plans, num_steps) `SCATTER`, `SUM` or `GATHER`.
+    - `base`: (num_plans, num_steps) number of ranks that exchange in each step.
+    """
+
+    kind: Ints
+    verb: Ints
+    base: Ints
+
+
+class Steps(NamedTuple):
+    """Times of steps, by the number of chunks in each message.
+
+    - `ticks`: (num_kinds, num_chunks + 1) ticks of a step.
+    - `per_chunk`, `per_send`: (num_kinds, num_resources) ticks for which it holds each resource: per chunk of
+      a message, and per send of merged chunks.
+    - `most_merged`: (1,) max chunks of such a send.
+    """
+
+    ticks: Floats
+    per_chunk: Floats
+    per_send: Floats
+    most_merged: Ints
+
+
+class Mixes(NamedTuple):
+    """Mixes of at most `num_parts` parts: the best one, the current one, and a changed one.
+
+    - `number`: (3,) number of parts.
+    - `plan`, `size`: (3, num_parts) plan of each part, and number of its chunks.
+    """
+
+    number: Ints
+    plan: Ints
+    size: Ints
+
+
+class Room(NamedTuple):
+    """Storage of a simulation, by part, step and resource.
+
+    - `ticks`, `left`: (num_parts, num_steps) ticks of a step, and from its start to the end of the part.
+    - `busy`: (num_parts, num_steps, num_resources) ticks for which it holds each resource.
+    - `ready`: (num_parts,) earliest start of the next step.
+    - `length`, `place`: (num_parts,) number of steps, and index of the next one.
+    - `loads`: (4, num_resources) ticks of all further holds, time at which the resource is free, and shortest
+      times of a part before its first hold and after its last one.
+    """
+
+    ticks: Floats
+    left: Floats
+    busy: Floats
+    ready: Floats
+    length: Ints
+    place: Ints
+    loads: Floats
+
+
+@inner
+def _draw(random: NDArray[np.uint64], below: int) -> int:
+    """Random whole number from 0 to `below` - 1 (xorshift)."""
+    x = random[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    random[0] = x
+    return int(np.int64(x * np.uint64(2685821657736338717) >> np.uint64(33)) % below)
+
+
+@inner
+def _prepare(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, most: float) -> bool:
+    """Fill the storage with the steps of a mix; false if it surely takes longer than `most`."""
+    num_resources = steps.per_chunk.shape[1]
+    load, free, head, tail = room.loads
+    load[:], free[:], head[:], tail[:] = 0.0, 0.0, math.inf, math.inf
+    for k in range(mixes.number[which]):
+        plan, held, length, total = mixes.plan[which, k], mixes.size[which, k], 0, 0.0
+        while length < plans.kind.shape[1] and plans.kind[plan, length] >= 0:
+            kind, verb, base = plans.kind[plan, length], plans.verb[plan, length], plans.base[plan, length]
+            if verb == SCATTER:
+                held = (held + base - 1) // base
+            count = max(1, held)
+            sends = (count + steps.most_merged[0] - 1) // steps.most_merged[0]
+            for r in range(num_resources):
+                room.busy[k, length, r] = count * steps.per_chunk[kind, r] + sends * steps.per_send[kind, r]
+            room.ticks[k, length], room.left[k, length] = steps.ticks[kind, count], total
+            total += steps.ticks[kind, count]
+            if verb == GATHER:
+                held *= base
+            length += 1
+        if total > most:
+            return False
+        room.length[k], room.place[k], room.ready[k] = length, 0, 0.0
+        for s in range(length):
+            room.left[k, s] = total - room.left[k, s]
+        for r in range(num_resources):
+            first = last = total
+            for s in range(length):
+                if room.busy[k, s, r] > 0:
+                    load[r] += room.busy[k, s, r]
+                    first = min(first, total - room.left[k, s])
+                    last = room.left[k, s] - room.busy[k, s, r]
+            head[r], tail[r] = min(head[r], first), min(tail[r], last)
+    least = 0.0
+    for r in range(num_resources):
+        least = max(least, load[r] + head[r] + tail[r])
+    return least <= most * _ROUNDING
+
+
+@inner
+def _finish(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, most: float) -> float:
+    """Finish of a mix in ticks; infinite beyond `most`."""
+    if not _prepare(plans, steps, mixes, which, room, most):
+        return math.inf
+    load, free, _, tail = room.loads
+    finish = 0.0
+    while True:
+        since, first = math.inf, -1
+        for k in range(mixes.number[which]):
+            s = room.place[k]
+            if s < room.length[k]:
+                start = room.ready[k]
+                for r in range(len(free)):
+                    if free[r] > start and room.busy[k, s, r] > 0:
+                        start = free[r]
+                if start < since:
+                    since, first = start, k
+        if first < 0:
+            return finish
+        s = room.place[first]
+        if since + room.left[first, s] > most:
+            return math.inf
+        for r in range(len(free)):
+            busy = room.busy[first, s, r]
+            if busy > 0:
+                free[r] = since + busy
+                load[r] -= busy
+                if free[r] + load[r] + tail[r] > most * _ROUNDING:
+                    return math.inf
+        room.ready[first] = since + room.ticks[first, s]
+        room.place[first] += 1
+        finish = max(finish, room.ready[first])
+
+
+@inner
+def _copy(mixes: Mixes, src: int, dst: int) -> None:
+    """Copy one of the mixes to another one."""
+    mixes.number[dst] = mixes.number[src]
+    for k in range(mixes.number[src]):
+        mixes.plan[dst, k], mixes.size[dst, k] = mixes.plan[src, k], mixes.size[src, k]
+
+
+@inner
+def _insert(mixes: Mixes, place: int, plan: int, size: int) -> None:
+    """Insert a part into the changed mix."""
+    for k in range(mixes.number[2], place, -1):
+        mixes.plan[2, k], mixes.size[2, k] = mixes.plan[2, k - 1], mixes.size[2, k - 1]
+    mixes.plan[2, place], mixes.size[2, place] = plan, size
+    mixes.number[2] += 1
+
+
+@inner
+def _remove(mixes: Mixes, place: int) -> None:
+    """Remove a part from the changed mix."""
+    mixes.number[2] -= 1
+    for k in range(place, mixes.number[2]):
+        mixes.plan[2, k], mixes.size[2, k] = mixes.plan[2, k + 1], mixes.size[2, k + 1]
+
+
+@inner
+def _amount(size: int, random: NDArray[np.uint64]) -> int:
+    """Random power of two up to `size`, or all of it."""
+    powers = 1
+    while 1 << powers <= size:
+        powers += 1
+    return min(size, 1 << _draw(random, powers + 1))
+
+
+@inner
+def _change(mixes: Mixes, num_plans: int, random: NDArray[np.uint64]) -> bool:
+    """Make the changed mix a random neighbour of the current one; false if it would have too many parts."""
+    _copy(mixes, 1, 2)
+    plan, size, number = mixes.plan[2], mixes.size[2], mixes.number[2]
+    move, here = _draw(random, 100), _draw(random, number)
+    if move < _NEW:
+        for k in range(number):
+            if size[k] > size[here]:
+                here = k
+    moved, old = _amount(size[here], random), plan[here]
+    if move < _SPLIT:
+        if number == len(plan) and moved < size[here]:
+            return False
+        size[here] -= moved
+        if size[here] == 0:
+            _remove(mixes, here)
+        if move < _NEW:
+            old = _draw(random, num_plans)
+            _insert(mixes, mixes.number[2] * _draw(random, 2), old, moved)
+        else:
+            _insert(mixes, _draw(random, mixes.number[2] + 1), old, moved)
+    elif move < _SHIFT:
+        size[_draw(random, number)] += moved
+        size[here] -= moved
+        if size[here] == 0:
+            _remove(mixes, here)
+    elif move < _REPLAN:
+        plan[here] = _draw(random, num_plans)
+    else:
+        moved = size[here]
+        _remove(mixes, here)
+        _insert(mixes, _draw(random, number), old, moved)
+    return True
+
+
+@compiled
+def anneal(
+    plans: Plans,
+    steps: Steps,
+    mixes: Mixes,
+    room: Room,
+    ticks: Floats,
+    heats: Floats,
+    random: NDArray[np.uint64],
+) -> None:
+    """Try moves from the current mix; the best mix is kept.
+
+    - `ticks`: (2,) finish of the best mix and of the current one, which change; infinite if not known.
+    - `heats`: (num_moves,) temperature of each move, in ticks.
+    """
+    if ticks[1] == math.inf:
+        ticks[:] = _finish(plans, steps, mixes, 1, room, math.inf)
+    for heat in heats:
+        if not _change(mixes, len(plans.kind), random):
+            continue
+        unit = (1 + _draw(random, 1 << 30)) / (1 << 30)
+        found = _finish(plans, steps, mixes, 2, room, ticks[1] - heat * math.log(unit))
+        if found == math.inf:
+            continue
+        _copy(mixes, 2, 1)
+        ticks[1] = found
+        if found < ticks[0]:
+            ticks[0] = found
+            _copy(mixes, 1, 0)
