@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,7 @@ import taccl
 from taccl._internal.names import in_runs
 from taccl._internal.units import format_size, parse_size
 from taccl.cli import inputs
-from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, refuse
+from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, refuse, was_given
 from taccl.cli.output import picked, say
 from taccl.cli.protocols import under_best_protocol
 from taccl.errors import InputError
@@ -30,12 +31,17 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
+    from taccl.topology.named import NamedFabric
     from taccl.topology.topology import Topology
 
 
 #: `_LEAST_CHUNK`: min bytes of a chunk of layers, as in the paper on PHub.
 #: `_CHUNKS_PER_SERVER`: default number of chunks per server, if chunks are no smaller than `_LEAST_CHUNK`.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
+#: Seconds of work on all pairs of ranks that are not saved, however short the time limit is.
+_BRIEF_S = 0.5
+#: Options that change a fabric given by name, so that it may not look alike from every rank.
+_CHANGING = ("sketch", "ranks", "without_rank", "nodes", "profile", "matrix", "layers")
 
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
@@ -190,6 +196,28 @@ def settle_topology(options: argparse.Namespace) -> None:
     """Use the positional argument as the topology if it names one, not a sketch."""
     if options.topology is None and options.sketch is not None and inputs.names_topology(options.sketch):
         options.topology, options.sketch = options.sketch, None
+
+
+def named_fabric(options: argparse.Namespace) -> NamedFabric | None:
+    """Fabric that the options give by its name alone; None for any other topology."""
+    from taccl.topology.named import parse_named
+
+    settle_topology(options)
+    is_changed = any(getattr(options, each, None) for each in _CHANGING)
+    if is_changed or options.topology is None or inputs.is_file(options.topology):
+        return None
+    with suppress(InputError):
+        return parse_named(options.topology)
+    return None
+
+
+def exceeds_limit(fabric: NamedFabric, options: argparse.Namespace, *, s_per_pair: float) -> bool:
+    """True if work on all pairs of ranks takes longer than the time limit that the command line gives.
+
+    - `s_per_pair`: CPU seconds per pair of ranks.
+    """
+    most_s = max(_BRIEF_S, options.time_limit)
+    return was_given("time_limit", options) and s_per_pair * fabric.num_ranks**2 > most_s
 
 
 def settle_size(options: argparse.Namespace) -> None:

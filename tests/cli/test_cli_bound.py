@@ -30,6 +30,17 @@ class TestBound:
         assert values["prices"]["chunks"] == pytest.approx(2 / 102)
         assert (values["in_switches"], values["checked"]) == (None, None)
 
+    def test_links_that_take_too_long_to_list(self, run, run_json):
+        """The bound of a fabric by name follows from its dimensions if listing its links exceeds the limit."""
+        words = ("bound", "fully-connected:1000", "--collective", "alltoall", "--time-limit", "2", "--size")
+        code, out, _ = run(*words, "100MB")
+        assert code == 0 and "bound                 2 us over all chunkings" in out
+        assert "for 1 chunk per rank  2.5 us" in out and "not listed" in out
+        values = run_json(*words, "1MB")[1]
+        assert (values["bound_us"], values["scope"], values["kind"]) == (0.5, "all chunkings", "latency")
+        values = run_json(*words, "1MB", "--chunks-per-rank", "2")[1]
+        assert (values["bound_us"], values["scope"]) == (0.51, "2 chunks per rank")
+
     def test_the_text_needs_no_plain_values(self, run, monkeypatch):
         """Without ``--json`` witnesses are not converted to plain values, which takes long for many ranks."""
         monkeypatch.setattr(Certificate, "to_dict", None)

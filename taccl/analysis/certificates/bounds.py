@@ -74,6 +74,8 @@ _FIRST_S, _SMALL_S = 1.0, 1.5
 #: `_LEVELS_SHARE`: share of the time for cuts along level sets of one node's ranks.
 #: `_LEVELS_S`: min seconds for them.
 _LEVELS_SHARE, _LEVELS_S = 0.1, 0.2
+#: Max links per rank of a network that is likely to have a narrow cut through its middle, such as a mesh.
+_SPARSE_LINKS = 16
 #: Min seconds for the last linear programs, if the time limit permits. The bound of a single release date
 #: also gets at least this time.
 _LEAST_S = 1.0
@@ -141,7 +143,8 @@ def lower_bound(
     end_s : float, optional
         Hard limit in seconds, also for small problems: the best bound so far is returned. If that is the
         latency, cuts around nodes and ranks are evaluated first (fractions of a second), for divisible data
-        of at most 2.5 million origins and destinations. `OutOfTime` is raised if there is no bound.
+        of at most 2.5 million origins and destinations. For whole chunks, `OutOfTime` is raised if there is
+        no bound.
     finish : Fraction, optional
         Finish of a schedule, in microseconds. A bound that meets it is the best possible, and ends the
         search.
@@ -182,6 +185,8 @@ def lower_bound(
             ):
                 claims.append(claim)
     except OutOfTime:
+        if divisible and not claims:
+            claims.append(_latency(problem, divisible=True, in_network=in_network))
         if divisible and all(claim.kind == "latency" for claim in claims):
             claims += _late_border(problem, in_network=in_network)
         if not claims:
@@ -195,7 +200,12 @@ def latency_bound(problem: Problem) -> Certificate:
 
     Raises the error of `lower_bound` if a chunk cannot reach a destination.
     """
-    return _certified(problem, next(claims_of(problem, budget_s=0.0, limit_s=0.0)))
+    return _certified(problem, _latency(problem))
+
+
+def _latency(problem: Problem, *, divisible: bool = False, in_network: InNetworkGrant = False) -> Claim:
+    """Latency claim from a few chunks."""
+    return next(claims_of(problem, divisible=divisible, in_network=in_network, budget_s=0.0, limit_s=0.0))
 
 
 def _certified(
@@ -392,13 +402,15 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     """Bounds for divisible data from the best cut around a node or a rank, and from the best level cut.
 
     There are none if the different chunks together have more than `_MAX_CUT` origins and destinations. Level
-    cuts are tried on single nodes, where these are at most `_MAX_FOUND`.
+    cuts are tried on single nodes of few links, where these are at most `_MAX_FOUND`.
     """
     problem = by_switches_alone(problem) if in_network == "only" else problem
     volume = Volume(as_spreading(problem), divisible=True)
     if volume.num_ends > _MAX_CUT:
         return []
     found = [*cut_claims(volume, node_cut(volume, in_network=in_network is True))]
-    if problem.topology.num_nodes == 1 and volume.num_ends <= _MAX_FOUND:
+    topology = problem.topology
+    is_sparse = topology.num_nodes == 1 and len(topology.links) <= _SPARSE_LINKS * topology.num_ranks
+    if is_sparse and volume.num_ends <= _MAX_FOUND:
         found += cut_claims(volume, level_cut(volume, budget_s=_LEVELS_S))
     return found

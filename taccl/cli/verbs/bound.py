@@ -6,24 +6,35 @@ import time
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import note_lines, table
-from taccl._internal.units import format_gap, format_us
+from taccl._internal.units import format_count, format_gap, format_rates, format_size, format_us, gb_per_s
 from taccl.cli.inputs import followed, held_by, program_in
 from taccl.cli.options import LEAST_S, ROLES, add_limit, add_problem_options, option, refuse
 from taccl.cli.output import Answer, following_values, picked, say, title_of
-from taccl.cli.problems import problem_from_options, schedule_in
+from taccl.cli.problems import (
+    exceeds_limit,
+    named_fabric,
+    problem_from_options,
+    schedule_in,
+    settle_size,
+)
+from taccl.errors import TopologyError
+from taccl.problem.collective import busbw_factor
 from taccl.problem.collectives import ARGUMENTS
 from taccl.problem.making import merged
+from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.certificates.scopes import Prices
     from taccl.problem.problem import Problem
+    from taccl.topology.named import NamedFabric
 
 #: Share of the time left for `taccl.prices`: bounds with and without the sketch, and for divisible chunks.
 #: The rest of the time limit is for the bound with sums in switches.
@@ -33,6 +44,9 @@ _PRICES_SHARE = 0.75
 #: `_LEAST_PRICES_S`: minimum if the limit was not exceeded.
 #: `_LATE_PRICES_S`: minimum however long the excess is.
 _LEAST_PRICES_S, _LATE_PRICES_S = 1.0, 0.3
+#: CPU seconds to list links and chunks and to bound them, per pair of ranks. If all pairs take longer than
+#: the given time limit, the bound of a fabric given by name follows from its dimensions.
+_LISTED_S_PER_PAIR = 4e-6
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _SUPERFLUOUS = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 
@@ -49,6 +63,11 @@ def run(options: Namespace) -> Answer:
     """Show a proven lower bound on any schedule's finish, and its bottleneck."""
     noun = held_by(options.sketch)
     if noun not in _SUPERFLUOUS:
+        fabric = named_fabric(options)
+        if fabric is not None and exceeds_limit(fabric, options, s_per_pair=_LISTED_S_PER_PAIR):
+            answer = _of_fabric(fabric, options)
+            if answer is not None:
+                return answer
         problem = problem_from_options(options)
         if problem.chunks_open:  # also allow merged sends inside nodes, as synthesis does
             problem = merged(problem) or problem
@@ -67,6 +86,46 @@ def run(options: Namespace) -> Answer:
         f"bound; busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
     )
     return replace(answer, text=text, figures=lambda: answer.values | {noun: values})
+
+
+def _of_fabric(fabric: NamedFabric, options: Namespace) -> Answer | None:
+    """Answer from a fabric's dimensions alone; None if a witness is needed, or no such bound is known."""
+    from taccl.analysis.certificates.translation_bound import divisible_bound, path_bound
+    from taccl.synthesis.symmetry.implicit import implicit_translations
+
+    name, num_ranks, count = options.collective, fabric.num_ranks, options.chunks_per_rank
+    if options.check or name not in IMPLICIT_COLLECTIVES:
+        return None
+    try:
+        shape = implicit_translations(fabric)
+    except TopologyError:
+        return None
+    settle_size(options)
+    num_chunks = num_ranks * (count or 1)
+    chunk_bytes = options.chunk_size or -(-options.size // num_chunks)
+    size_bytes = options.size if options.chunk_size is None else num_chunks * chunk_bytes
+    every = divisible_bound(shape, name, chunk_bytes=Fraction(size_bytes, num_ranks))
+    whole = max(path_bound(shape, name, chunk_bytes=chunk_bytes), every, key=lambda each: each.bound)
+    is_open = count is None and options.chunk_size is None
+    scopes = "over all chunkings", f"for {format_count(count or 1, 'chunk')} per rank"
+    both = list(zip((every, whole), scopes, strict=True))
+    (bound, scope), (other, label) = both if is_open else both[::-1]
+    rates = format_rates(gb_per_s(size_bytes, bound.bound), busbw_factor(name, num_ranks))
+    rows = [
+        ("bound", f"{format_us(bound.bound)} {scope}"),
+        ("bandwidth", f"{rates} at most"),
+        ("limited by", bound.limits),
+        ("kind", bound.kind),
+        (label.removeprefix("over "), f"{format_us(other.bound)} ({other.kind})"),
+        ("links", "not listed, as that would exceed the time limit"),
+    ]
+    title = f"{name} on {fabric.name}, {format_size(size_bytes)}"
+    values = {
+        **bound.to_dict(), "divisible": is_open, "scope": scope.partition(" ")[2], "implicit": True,
+        "collective": name, "topology": fabric.name, "size_bytes": size_bytes, "num_ranks": num_ranks,
+        "num_chunks": num_chunks,
+    }  # fmt: skip
+    return Answer(f"{title}\n{table(rows, indent='  ')}", values)
 
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.names import shown, table
 from taccl._internal.units import format_count, format_gap, format_size, format_us
-from taccl.cli.inputs import is_file
 from taccl.cli.options import (
     LEAST_S,
     add_limit,
@@ -29,7 +28,13 @@ from taccl.cli.options import (
     was_given,
 )
 from taccl.cli.output import Answer, check_schedule_output, picked, progress_shown, say, with_file
-from taccl.cli.problems import problem_from_options, schedule_in, settle_size, settle_topology
+from taccl.cli.problems import (
+    exceeds_limit,
+    named_fabric,
+    problem_from_options,
+    schedule_in,
+    settle_size,
+)
 from taccl.errors import InputError
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
 from taccl.solvers.registry import OWN_BACKENDS
@@ -186,27 +191,17 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
 
 
 def _fabric(options: argparse.Namespace) -> NamedFabric | None:
-    from taccl.topology.named import parse_named
-
-    settle_topology(options)
-    if options.sketch is not None or options.topology is None or is_file(options.topology):
-        return None
-    balanced = options.backend == "dimension-balanced"
-    if options.backend not in OWN_BACKENDS or options.collective is None:
-        return None
-    try:
-        fabric = parse_named(options.topology)
-    except InputError:
+    """Fabric of an implicit schedule, given by name; None if its links and transfers are to be listed."""
+    fabric, balanced = named_fabric(options), options.backend == "dimension-balanced"
+    if fabric is None or options.backend not in OWN_BACKENDS or options.collective is None:
         return None
     if balanced and not taccl.dimensions(fabric).is_regular:
         return None
-    is_short = (
-        options.output is None
-        and was_given("time_limit", options)
-        and _LISTED_S_PER_PAIR * fabric.num_ranks**2 > options.time_limit
-    )
     is_large = fabric.num_ranks >= (_MANY_BALANCED if balanced else _MANY_RANKS)
-    return fabric if is_large or is_short else None
+    is_listed = options.output is not None or not exceeds_limit(
+        fabric, options, s_per_pair=_LISTED_S_PER_PAIR
+    )
+    return fabric if is_large or not is_listed else None
 
 
 def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:

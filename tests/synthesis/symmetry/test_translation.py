@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl import collectives, topologies
-from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.translation_bound import bound_of
+from taccl.analysis.certificates.bounds import latency_bound, lower_bound
+from taccl.analysis.certificates.translation_bound import bound_of, divisible_bound, path_bound
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import InputError, TopologyError
@@ -24,6 +24,7 @@ from taccl.topology.builder import TopologyBuilder, from_networkx
 from taccl.topology.named import as_named, parse_named
 from taccl.topology.translations import CyclicProduct, PermutationGroup, along_ring, translations_of_topology
 from tests.fuzzing import some
+from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import linked
 
 COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
@@ -46,6 +47,44 @@ def test_small_fabrics_expand_to_valid_schedules(name, collective):
     """Every fabric and collective gives valid schedules, under both meanings of alpha."""
     for meaning in ("occupies", "pipelined"):
         check(synthesize_implicit(name, collective, chunk_size=1000, alpha_meaning=meaning))
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("name", ["ring:3", "star:3", "mesh:2x2"])
+def test_no_schedule_in_any_chunks_is_below_the_bound_over_all_chunkings(name, collective):
+    """Exhaustive search finds no schedule that finishes earlier.
+
+    A chunk of 1000 bytes takes 1 us, plus a latency of 1 us, and sends may merge chunks. The bound of the
+    explicit topology is no lower.
+    """
+    fabric = parse_named(name, bandwidth_gb_per_s=1, alpha_us=1)
+    shape, topology = implicit_translations(fabric), fabric.to_topology()
+    problem = make_problem(topology, collective, chunk_bytes=1000)
+    problem = problem.with_clauses(merging=frozenset(problem.links_allowed), max_merge=100)
+    bound = divisible_bound(shape, collective, chunk_bytes=Fraction(1000)).bound
+    path = path_bound(shape, collective, chunk_bytes=1000).bound
+    least = optimal_ticks(problem, max_states=2_000)
+    assert least is None or max(bound, path) * problem.costs.ticks_per_us <= least
+    assert bound <= lower_bound(problem, divisible=True, budget_s=0.0).bound
+    assert path == latency_bound(problem).bound
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "bound_us", "kind"),
+    [
+        ("ring:4", "allgather", 7.5, "throughput"),  # 0.75 MB into each rank over two links at 20 us/MB
+        ("torus:4x4", "alltoall", 10, "throughput"),  # 32 hops of 1/16 MB over four links
+        ("fully-connected:5", "reduce-scatter", 4, "throughput"),  # 0.8 MB out of each rank over four links
+        ("mesh:4x4", "allreduce", 12.5, "throughput"),  # 2 * 15 * 16 sends of 1/16 MB over 48 links
+        ("hypercube:6", "allgather", 3.28125, "throughput"),  # 63/64 MB over six links
+        ("torus:32x32", "allgather", 16, "latency"),  # 32 hops of 0.5 us
+    ],
+)
+def test_bounds_over_all_chunkings_by_hand(name, collective, bound_us, kind):
+    """Bytes over the rate of the links that they must cross, or the latencies to the farthest rank."""
+    shape = implicit_translations(name)
+    bound = divisible_bound(shape, collective, chunk_bytes=Fraction(10**6, shape.num_ranks))
+    assert (bound.bound_us, bound.kind) == (bound_us, kind)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
