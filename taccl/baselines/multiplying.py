@@ -128,8 +128,9 @@ def mixed_schedule(
     - `below_us`: The plan is built only if its estimate is below this, or list scheduling may shorten it.
     - `most_transfers`: Approximate max transfers of the schedule.
     """
-    fit = [each for each in to_mix(problem) if mixed_transfers(each) <= most_transfers]
-    found = soonest_mix(fit, until) if sums_everywhere(problem) else None
+    if not sums_everywhere(problem):
+        return None
+    found = soonest_mix([each for each in to_mix(problem) if mixed_transfers(each) <= most_transfers], until)
     if found is None:
         return None
     times, plan = found

@@ -15,7 +15,7 @@ from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns, hold_costs_us
 from taccl.problem.making import make_problem
-from taccl.schedule.combine import broadcast_phase, reduce_phase
+from taccl.schedule.combine import broadcast_phase, reduce_phase, reverse
 from taccl.schedule.listing import listed
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.recognise import grid_of
@@ -103,8 +103,12 @@ def timed(problem: Problem, sends: Sends, producer: str, *, least: int | None) -
     """Yield a schedule of sends in their order; if it exceeds `least` ticks, also one by list scheduling.
 
     The list scheduler starts the send with the longest remaining path first. It is not used if `least` is
-    None.
+    None. Reductions to one rank each are timed as copies in reversed time, and finish no later than these.
     """
+    if sends.carries is None and problem.collective.combining and problem.collective.stays_at_roots:
+        for each in timed(reduce_phase(problem), sends.reversed(), producer, least=least):
+            yield reverse(each, problem)
+        return
     found = sends.schedule(problem, producer=producer)
     yield found
     if least is not None and found.finish_ticks > least:

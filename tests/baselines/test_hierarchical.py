@@ -82,3 +82,12 @@ def test_data_of_one_rank_cross_by_all_nics(collective, root):
     assert taccl.verify(found).ok
     # Eight NICs of 50 GB/s pass 64 MB in 160 us, and chunks fill a chain of nodes. One NIC takes 1280 us.
     assert 160 < found.finish_us < 300
+
+
+def test_a_reduction_finishes_no_later_than_its_copies_in_reversed_time():
+    """On a machine whose links are alike in both directions, a reduce takes no longer than a broadcast."""
+    topology = taccl.topologies.mi300x(nodes=3)
+    problems = [taccl.make_problem(topology, name, size_bytes="64KB") for name in ("broadcast", "reduce")]
+    copies, sums = map(hierarchical, problems)
+    assert taccl.verify(sums).ok
+    assert sums.finish <= copies.finish
