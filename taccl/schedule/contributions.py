@@ -139,8 +139,8 @@ def compositions(
 ) -> tuple[Ints, Ints, list[int]]:
     """Arrivals that compose sums: (index of the sum, arrival) columns by sum, and sums without composition.
 
-    If all arrivals within a sum are disjoint and complete it, they compose it. So does a lone arrival of the
-    whole sum. Otherwise `make_up` searches.
+    If all arrivals within a sum are disjoint and complete it, they compose it. If they are incomplete without
+    arrivals of the whole sum, the first of these does. Otherwise `make_up` searches.
 
     - `wanted`, (num_wanted,): Index in `carried` of each sum.
     - `own`, (num_wanted,): Rank whose own data may be a part of the sum; -1 for none.
@@ -152,21 +152,25 @@ def compositions(
     row, each = ranges(begin, end)
     within = ~(words[sums[each]] & ~words[wanted[row]]).any(axis=1)
     row, each = row[within], each[within]
-    has_whole = np.zeros(len(wanted), bool)
-    has_whole[row[sums[each] == wanted[row]]] = True
+    is_whole = sums[each] == wanted[row]
+    lone, first = np.unique(row[is_whole], return_index=True)
+    whole, row, each = each[is_whole][first], row[~is_whole], each[~is_whole]
+    has_whole = np.isin(np.arange(len(wanted)), lone)
     union, size = np.zeros((len(wanted), words.shape[1]), np.uint64), np.zeros(len(wanted), np.int64)
     first = np.flatnonzero(np.diff(row, prepend=-1))
     if len(first):
         union[row[first]] = np.bitwise_or.reduceat(words[sums[each]], first)
         size[row[first]] = np.add.reduceat(carried.sizes[sums[each]], first)
     word, bit = own // 64, np.uint64(1) << (own % 64).astype(np.uint64)
-    has_own = np.flatnonzero((own >= 0) & ~has_whole & ((words[wanted, word] & bit) > 0))
+    has_own = np.flatnonzero((own >= 0) & ((words[wanted, word] & bit) > 0))
     union[has_own, word[has_own]] |= bit[has_own]
     size[has_own] += 1
-    is_made = (union == words[wanted]).all(axis=1) & (size == carried.sizes[wanted])
-    rows, parts = [row[is_made[row]]], [each[is_made[row]]]
+    is_full = (union == words[wanted]).all(axis=1)
+    by_parts, by_whole = ~has_whole & is_full & (size == carried.sizes[wanted]), has_whole & ~is_full
+    rows = [row[by_parts[row]], lone[by_whole[lone]]]
+    parts = [each[by_parts[row]], whole[by_whole[lone]]]
     missing = []
-    for k in np.flatnonzero(~is_made).tolist():
+    for k in np.flatnonzero(~(by_parts | by_whole)).tolist():
         known = [Arrival(-1, 1 << int(own[k]), -1)] if own[k] >= 0 else []
         known += [Arrival(i, carried.bits[sums[i]], i) for i in range(begin[k], last[k])]
         count = len(known) - int(last[k] - end[k])
