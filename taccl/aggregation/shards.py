@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from heapq import heapreplace
-from typing import TYPE_CHECKING
 
-from taccl._internal.arguments import checked, known_name
+from taccl._internal.arguments import Count, Number, Size, checked, known_name
 from taccl._internal.named_tables import cells_of
 from taccl._internal.names import matching, shown
 from taccl._internal.reading import read_text
@@ -21,15 +20,10 @@ from taccl.errors import InputError
 from taccl.problem.byte_matrices import BYTES_HEAD, bytes_of
 from taccl.problem.collectives import exchange
 from taccl.problem.making import make_problem
+from taccl.synthesis.result import Result
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.parts import check_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from taccl._internal.arguments import Count, Number, Size
-    from taccl.synthesis.result import Result
-    from taccl.topology.topology import Hold, Topology
+from taccl.topology.topology import Hold, Topology
 
 _MOST_CHUNKS = 5_000_000
 #: Heads of the column with names, in lower case.

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, Number, checked
 from taccl.aggregation.fixed_point import largest_scale
 from taccl.errors import ExportError
-
-if TYPE_CHECKING:
-    from taccl._internal.arguments import Count, Number
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.in_network import InNetwork
+from taccl.schedule.schedule import Schedule
+from taccl.topology.in_network import InNetwork
 
 FORMAT, VERSION = "taccl-switch-job", 1
 #: Limits of SwitchML's prototype.

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from taccl._internal.arguments import Size
 from taccl._internal.deadline import NEVER, Deadline
 from taccl._internal.names import matching
 from taccl._internal.units import parse_size
 from taccl.errors import InputError
 from taccl.placement.algorithms import ALGORITHMS, MOST_PIECES, Algorithm, of_schedule, stock
-from taccl.placement.fabric import NO_FLOWS, HostFabric, as_messages, chunk_sizes, problem_of
+from taccl.placement.fabric import (
+    NO_FLOWS,
+    Flows,
+    HostFabric,
+    HostPaths,
+    RankMessages,
+    Relaxed,
+    Room,
+    as_messages,
+    chunk_sizes,
+    problem_of,
+)
 from taccl.placement.host_links import HostLinks
 from taccl.placement.hosts import MEASURED, ProbedHosts
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
@@ -25,15 +38,7 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.topology.builder import warn_of_assumptions
 from taccl.topology.recognise import nested_order
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Size
-    from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed, Room
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 #: `_MOST_MESSAGES`: number of messages timed in one search. Divided by the messages of the algorithm, it
 #: gives the number of rank orders to try.

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.baselines.routes import ShortestRoutes
-from taccl.placement.hosts import DECIMALS, in_thousandths
+from taccl.placement.hosts import DECIMALS, PairCosts, in_thousandths
 from taccl.placement.kernel import TOO_LONG
 from taccl.problem.costs import hold_columns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.placement.hosts import PairCosts
-    from taccl.problem.problem import Problem
+from taccl.problem.problem import Problem
 
 
 class HostLinks(NamedTuple):

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
+from taccl._internal.deadline import Deadline
 from taccl.placement.case import Case
-from taccl.placement.probe import REPEATS, median_of_known
+from taccl.placement.hosts import ProbedHosts
+from taccl.placement.probe import REPEATS, Probe, median_of_known
 from taccl.topology.recognise import common_levels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.deadline import Deadline
-    from taccl.placement.hosts import ProbedHosts
-    from taccl.placement.probe import Probe
 
 #: `_SPLITS`: number of random splits of the measurements into halves.
 #: `_EFFORT`: effort of the search on each half, as a part of the usual number of orders.

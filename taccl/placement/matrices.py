@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from taccl._internal.arguments import Number
 from taccl._internal.file_kinds import unquoted
 from taccl._internal.names import first_of, shown
 from taccl._internal.reading import parse_json, read_text, reads
@@ -23,12 +25,7 @@ from taccl.measure.series import POINT_TO_POINT
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION
 from taccl.placement.pair_cells import Table, matrices_in, table_of, tables_of_pairs, unit_of, without_units
 from taccl.placement.probe import PortUse, Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl._internal.arguments import Number
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 _LIMIT_BYTES = 64 * 10**6
 #: Line above a matrix of p2pBandwidthLatencyTest: direction, peer access, and quantity.

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.placement.case import Case
 from taccl.placement.hosts import ProbedHosts
 from taccl.placement.judging import Judgement, has_clear_clusters, judge
 from taccl.placement.placement import Placement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl._internal.arguments import Natural, Seconds, Size
-    from taccl.placement.probe import Probe
-    from taccl.program.program import Program
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
+from taccl.placement.probe import Probe
+from taccl.program.program import Program
+from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Topology
 
 #: Maximum number of ranks for which branch and bound proves the best order.
 _PROVABLE = 10

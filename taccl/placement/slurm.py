@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Number, checked
 from taccl._internal.names import shown
 from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_LATENCY_US, USUAL_OVERSUBSCRIPTION
 from taccl.placement.probe import Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Number
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 _KIND = "topology.conf or topology.yaml of Slurm"
 #: `_MOST_NAMES`: maximum number of host names in one item of a host list, such as ``node[1-16]``.

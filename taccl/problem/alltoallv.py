@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from fractions import Fraction
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from taccl._internal.arguments import AtLeastTwo, Bytes, Natural, checked, checked_as
 from taccl._internal.caching import cached
@@ -17,15 +19,8 @@ from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.costs import HoldColumns, hold_columns, link_ends
 from taccl.problem.making import make_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from fractions import Fraction
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from taccl.problem.problem import Clauses, Problem
-    from taccl.topology.topology import Topology
+from taccl.problem.problem import Clauses, Problem
+from taccl.topology.topology import Topology
 
 #: `_CHUNKS_OF_A_RANK`: number of chunks of the busiest rank's data, unless latency demands fewer.
 #: `_MOST_CHUNKS`: approximate max number of chunks of all pairs together.

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl.errors import ExecutionError
 from taccl.program.lower import lower
 from taccl.program.program import Program
 from taccl.runtime.environment import joined, launched_by
-from taccl.runtime.job import check_memory, make_job
+from taccl.runtime.job import RunJob, check_memory, make_job
 from taccl.runtime.report import Execution
 from taccl.runtimes.runtime import RunReport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from taccl._internal.arguments import Count, Natural, Seconds, Size
-    from taccl.runtime.job import RunJob
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 
 @checked

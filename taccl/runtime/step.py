@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Natural, Seconds, checked
 from taccl.formats.native import dump_schedule, load_schedule
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import gathered, patiently
-from taccl.runtime.worker import serve
+from taccl.runtime.worker import Watchdog, serve
 from taccl.workload.files import from_dict, to_dict
 from taccl.workload.meaning import Piece, given_parts, places, taken
 from taccl.workload.replay import StepRank, events_in_order
 from taccl.workload.step import Step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl._internal.arguments import Natural, Seconds
-    from taccl.runtime.worker import Watchdog
-    from taccl.workload.workload import Workload
+from taccl.workload.workload import Workload
 
 
 @checked

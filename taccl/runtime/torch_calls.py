@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.names import install_extra
 from taccl.errors import ExecutionError, InputError
 from taccl.formats.torch.module import dump_torch_module
 from taccl.formats.torch.rounds import METHODS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.program.program import Program
+from taccl.program.program import Program
 
 INSTALL = install_extra("torch")
 #: Max bytes of a text that ranks exchange.

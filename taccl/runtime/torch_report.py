@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from taccl.formats.torch.rounds import METHODS, rounds_of
 from taccl.measure.predict import Prediction
 from taccl.program.lower import lower
 from taccl.program.program import Program
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 #: {type: its name in nccl-tests}, where they differ.
 _TYPES = {"float32": "float", "float64": "double", "float16": "half"}

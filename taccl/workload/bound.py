@@ -19,25 +19,21 @@ Four arguments give bounds; the largest is used:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from taccl._internal.caching import cached
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.transformed import late_part
+from taccl.problem.problem import Problem
 from taccl.sketch.group import find_symmetries
-from taccl.workload.exchange import parts_of, problem_of
+from taccl.topology.topology import Topology
+from taccl.workload.exchange import CollectivePart, parts_of, problem_of
 from taccl.workload.meaning import groups_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from taccl.problem.problem import Problem
-    from taccl.topology.topology import Topology
-    from taccl.workload.exchange import CollectivePart
-    from taccl.workload.operations import Operation
-    from taccl.workload.workload import Workload
+from taccl.workload.operations import Operation
+from taccl.workload.workload import Workload
 
 #: Max number of sets of collectives whose joint bound is computed: the sets with the largest estimates.
 _MOST_SETS = 6

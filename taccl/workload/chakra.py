@@ -11,21 +11,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import Count, checked_as
 from taccl._internal.names import first_of
 from taccl._internal.units import format_count, format_us
 from taccl.errors import LossyConversionWarning, WorkloadError, warn
-from taccl.formats.astra.chakra_nodes import COLLECTIVE_TYPES, load_trace_nodes
+from taccl.formats.astra.chakra_nodes import COLLECTIVE_TYPES, TraceNode, load_trace_nodes
+from taccl.workload.mesh import Mesh
 from taccl.workload.operations import DTYPE_BYTES, Operation
 from taccl.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.formats.astra.chakra_nodes import TraceNode
-    from taccl.workload.mesh import Mesh
 
 #: {collective in a trace: kind of operation}.
 _KINDS = {

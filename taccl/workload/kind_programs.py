@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from taccl.workload import aten
 from taccl.workload.kind_rules import permutation
 from taccl.workload.kind_values import EPSILON
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.workload.operations import Operation
+from taccl.workload.operations import Operation
 
 #: {kind: PyTorch expression}; `text_of` replaces `{0}` and `{1}` by operands, `{name}` by an option.
 #: Kinds without an expression are named like the function of PyTorch.

@@ -11,28 +11,30 @@ from __future__ import annotations
 import keyword
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Seconds, checked_as
 from taccl.errors import LossyConversionWarning, WorkloadError, warn
+from taccl.topology.topology import Topology
 from taccl.workload.autotransform import autotransform
 from taccl.workload.costs import rates_of
 from taccl.workload.files import load_workload
 from taccl.workload.kernels import kernel
 from taccl.workload.kind_programs import FUNCTIONS, functions_of, text_of
 from taccl.workload.meaning import TOLERANCE, bounds_of
-from taccl.workload.operations import FLOATS, free_axes, inner_axes, labels_of, operand_axes
+from taccl.workload.operations import (
+    FLOATS,
+    Operation,
+    Tensor,
+    free_axes,
+    inner_axes,
+    labels_of,
+    operand_axes,
+)
+from taccl.workload.tiling import Overlap, Tiling
 from taccl.workload.torch_template import HEAD, TAIL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from taccl._internal.arguments import Seconds
-    from taccl.topology.topology import Topology
-    from taccl.workload.operations import Operation, Tensor
-    from taccl.workload.tiling import Overlap, Tiling
-    from taccl.workload.workload import Workload
+from taccl.workload.workload import Workload
 
 #: {kind of collective: function of the generated module}.
 _CALLS = {

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from taccl._internal.arguments import checked_as, known_word, quoted
+from numpy.typing import NDArray
+
+from taccl._internal.arguments import Count, Natural, checked_as, known_word, quoted
 from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
 from taccl.workload.kernels import check_kernels, waits
@@ -17,13 +20,6 @@ from taccl.workload.layouts import infer
 from taccl.workload.mesh import Mesh
 from taccl.workload.operations import Operation, Tensor, operand_axes, refuse_first
 from taccl.workload.tiling import Overlap, Tiling, circular, ordered_tiles, reached, tilings_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Count, Natural
 
 #: Cached properties of a step that do not depend on its overlaps and returned tensors.
 _APART_FROM_OVERLAPS = frozenset(
