@@ -315,7 +315,7 @@ SCRIPT = """
             print("done", done, flush=True)
         table = taccl.compare(
             problem, backends=["greedy", "highs"], seeds=range(4), num_workers=2, cache=False, progress=say,
-            time_limit_s=1,
+            time_limit_s=0.5,
         )
         print(",".join(table.status), flush=True)
 """

@@ -4,8 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from scipy.cluster.hierarchy import linkage
-from scipy.spatial.distance import squareform
 
 import taccl
 from taccl import Probe
@@ -689,6 +687,9 @@ def test_commas_between_cells_or_thousands_are_no_decimal_commas(tmp_path):
 @pytest.mark.parametrize("most", [2, 5, 1000])
 def test_clusters_are_those_of_scipy(most):
     """Average linkage joins the same clusters as SciPy's, in the same order, also if many distances are equal."""
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
     draw = np.random.default_rng(most)
     for count in range(2, 20):
         far = draw.integers(1, most, (count, count)).astype(float)

@@ -327,7 +327,7 @@ class TestLimits:
     @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
     def test_memory_limit(self):
         """Solvers without memory are recorded as stage statuses, and a schedule is returned."""
-        backends = ["auto", "highs", "cpsat", *(["gurobi", "scip", "cbc"] if MANY else [])]
+        backends = ["auto", "highs", *(["cpsat", "gurobi", "scip", "cbc"] if MANY else [])]
         script = WITHOUT_MEMORY.format(backends=backends, limit_s=AMPLE_S, brief=BRIEF.to_dict())
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         answers = [line.split() for line in done.stdout.splitlines()]

@@ -7,6 +7,7 @@ that a call gets. It is independent of taccl.
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +73,12 @@ def parse(text: str) -> Node:
 
 def load(path: Path) -> Algorithm:
     """Read a file and check the program of every rank by the library's rules."""
-    algo = parse(path.read_text())
+    return _algorithm(path.read_text())
+
+
+@cache  # `choose` reads all files of a folder for each call
+def _algorithm(text: str) -> Algorithm:
+    algo = parse(text)
     collective = algo.attributes["coll"]
     assert collective in MULTIPLIERS
     assert algo.attributes["proto"] in ("Simple", "LL", "LL128")
