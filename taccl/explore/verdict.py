@@ -66,7 +66,12 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
         elif (
             facts.may_be_bridged or facts.joint == "PCIe" and facts.num_nodes == 1 and facts.share > _BRIDGED
         ):
-            said.append("; faster than PCIe, as with NVLink bridges: give `nvidia-smi topo -m` as --topology")
+            way_out = (
+                "than the PCIe links of --topology: it may lack NVLink bridges, or be of another server"
+                if facts.lists_links
+                else "than PCIe, as with NVLink bridges: give `nvidia-smi topo -m` as --topology"
+            )
+            said.append(f"; faster {way_out}")
         else:
             said.append("; faster than the model allows: check --topology and the number of ranks")
     off = list(sizes_off(facts))

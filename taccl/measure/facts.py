@@ -53,6 +53,7 @@ class Facts:
     - `hosts`: Hosts of a node: several for a rack whose GPUs NVLinks join.
     - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"``, ``"PCIe"``, or ``"bridges"``
       if NVLinks join some GPUs, and PCIe the others.
+    - `lists_links`: True if a file lists the node's links, rather than the name of a machine.
     - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it, divided by that of the best choice}.
     - `algorithm_shares`: {algorithm: expected bandwidth with it, divided by that of the best choice}.
     - `share_of_nodes`: {number of nodes: share}, of all series of this collective.
@@ -114,6 +115,7 @@ class Facts:
     small_ratios: Mapping[str, float] = field(default_factory=dict)
     other_nics: OtherNics | None = None
     may_be_bridged: bool = False
+    lists_links: bool = False
     path_gb_per_s: float = 0.0
     busbw_gb_per_s: float = 0.0
     hosts: int = 1

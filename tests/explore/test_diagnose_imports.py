@@ -227,6 +227,9 @@ def test_bridges_are_judged_by_the_matrix(log, tmp_path):
     found = judged(log(text), topology=str(path))
     assert rates(found, "possible") == {"one-path"} and not rates(found)
     assert "large messages: usual for bridged pairs, whose rings share one path of PCIe" in found.verdict
+    path.write_text(path.read_text().replace("NV12", "PHB"))
+    fast = node_log(90.0).replace(H100_NAME, "NVIDIA A100 80GB PCIe")
+    assert "faster than the PCIe links of --topology" in judged(log(fast), topology=str(path)).verdict
 
 
 @pytest.mark.parametrize(
