@@ -86,13 +86,15 @@ def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     where = os.fspath(path)
     if not where:
         raise InputError("found an empty path; give the path of a file", where="output")
+    if where == "-":  # other programs print on stdout then
+        raise InputError("is not a file; give the path of a file, or ./- for this name", where=where)
     target = Path(os.path.realpath(path))  # a symbolic link stays a link; its target is replaced
     if target.is_dir():
         raise IsADirectoryError
-    if target.exists() and not overwrite:
-        raise FileExistsError
     if target.exists() and not target.is_file():
         raise InputError("is not a regular file; give the path of a file", where=where)
+    if target.exists() and not overwrite:
+        raise FileExistsError
     if not target.parent.is_dir():
         raise InputError(
             f"there is no folder {target.parent}; make it first, or give another path", where=where

@@ -93,8 +93,20 @@ def test_of_many_who_write_at_once_one_is_read(tmp_path, overwrite):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("none/s.json", "there is no folder"), (".", "is a folder"), ("a\0b", None), ("n" * 5000, None)],
-    ids=["no folder is made on the way", "a folder is never replaced", "a NUL byte", "a long name"],
+    [
+        ("none/s.json", "there is no folder"),
+        (".", "is a folder"),
+        ("a\0b", None),
+        ("n" * 5000, None),
+        ("/dev/null", "is not a regular file"),
+    ],  # fmt: skip
+    ids=[
+        "no folder is made on the way",
+        "a folder is never replaced",
+        "a NUL byte",
+        "a long name",
+        "a device",
+    ],
 )
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path, name, message, overwrite):
@@ -102,6 +114,15 @@ def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path, name, message
     with pytest.raises(InputError, match=message):
         write_whole(tmp_path / name, "text", overwrite=overwrite)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_dash_is_no_name_of_a_file(tmp_path, monkeypatch):
+    """The name by which other programs mean stdout is refused, unless it is written as a path."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="is not a file; give the path of a file, or ./- for this name"):
+        write_whole("-", "text")
+    write_whole("./-", "text")
+    assert os.listdir(tmp_path) == ["-"]
 
 
 def test_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
