@@ -69,7 +69,7 @@ class LogRun:
 
     - `line`: Number of its first row's line.
     - `names`: Collectives named above its rows, in order.
-    - `hosts`: {rank: host}, of the first group.
+    - `hosts`: {rank: host}, of the group of rank 0.
     - `groups`: Groups of ranks that ran at the same time.
     - `twice`: Hosts of rank 0, if several lists of ranks precede the rows, each with another host for rank 0.
       Independent processes write such lists.
@@ -105,25 +105,30 @@ def runs_in(lines: Sequence[str], where: str, left_out: list[str], *, in_place: 
 class _Devices:
     """List of devices above the rows of a run.
 
-    - `hosts`, `pids`: {rank: host} and {rank: process} of the first group.
+    - `groups`: {group: {rank: (host, process)}}; the process is empty if the list does not state it.
     - `firsts`: Hosts of rank 0, one for each list, as independent processes write several.
     """
 
     def __init__(self) -> None:
-        self.hosts: dict[int, str] = {}
-        self.pids: dict[int, str] = {}
-        self.groups: set[str] = set()
+        self.groups: dict[str, dict[int, tuple[str, str]]] = {}
         self.firsts: list[str] = []
 
     def add(self, device: re.Match[str], line: str) -> None:
         """Add a line of the list, which `DEVICE` matches."""
-        rank, group = int(device[1]), device[2] or "0"
-        self.groups.add(group)
-        if group == min(self.groups):
-            self.hosts.setdefault(rank, device[3] or "")
-            if (pid := _PID.search(line)) is not None:
-                self.pids.setdefault(rank, pid[1])
-            self.firsts += [device[3] or ""] * (rank == 0)
+        rank, host, pid = int(device[1]), device[3] or "", _PID.search(line)
+        self.groups.setdefault(device[2] or "0", {}).setdefault(rank, (host, pid[1] if pid else ""))
+        self.firsts += [host] * (rank == 0 and len(self.groups) == 1)
+
+    def of_rank_0(self) -> tuple[dict[int, str], dict[int, str]]:
+        """({rank: host}, {rank: process}) of the group of rank 0, which times the run.
+
+        nccl-tests lists ranks of all groups together; those of a group are renumbered from 0 then.
+        """
+        ranks = min(self.groups.values(), key=min, default={})
+        if len(self.groups) > 1:
+            ranks = dict(enumerate(ranks[rank] for rank in sorted(ranks)))
+        pids = {rank: pid for rank, (_, pid) in ranks.items() if pid}
+        return {rank: host for rank, (host, _) in ranks.items()}, pids
 
 
 class _Reader:
@@ -219,12 +224,13 @@ class _Reader:
 
     def _begin_run(self, number: int, *, streams: bool, unnamed: str) -> None:
         devices, per_process = self._devices, self._per_process
-        most = max(_shared(devices.hosts, devices.pids).values(), default=0)
+        hosts, pids = devices.of_rank_0()
+        most = max(_shared(hosts, pids).values(), default=0)
         self._run = LogRun(
-            number, list(self._names), [], dict(devices.hosts), streams, self._is_osu,
+            number, list(self._names), [], hosts, streams, self._is_osu,
             frozenset(devices.groups),
             tuple(dict.fromkeys(devices.firsts)) if len(set(devices.firsts)) > 1 else (),
-            per_process or _ranks_per_process(devices.hosts, devices.pids),
+            per_process or _ranks_per_process(hosts, pids),
             bool(per_process) and most > self._threads * per_process,
             unnamed,
         )  # fmt: skip

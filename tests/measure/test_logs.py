@@ -830,11 +830,15 @@ def test_small_messages_of_a_named_exchange_are_no_allreduce(read):
     assert read(text).series[0].collective == "point-to-point"
 
 
-def test_groups_that_share_links_are_noted(read):
-    """Several groups of ranks that ran at the same time are noted; the nodes are those of the first group."""
+@pytest.mark.parametrize(("first", "parts"), [(0, 2), (0, 1), (9, 1)])
+def test_groups_that_share_links_are_noted(read, first, parts):
+    """Several groups of ranks that ran at the same time are noted; the nodes are those of the group of rank 0.
+
+    nccl-tests numbers the ranks of all groups together, and a mask may give the first group any number.
+    """
     devices = "".join(
-        f"#  Rank {rank // 2} Group {rank % 2} Pid {rank} on h{rank // 8} device {rank % 8} [0x0{rank % 8}] X\n"
-        for rank in range(16)
+        f"#  Rank {r // parts} Group {first + r % 2} Pid {r} on h{r // 8} device {r % 8} [0x0{r % 8}] X\n"
+        for r in range(16)
     )
     found = read(devices + table())
     assert (found.series[0].num_ranks, found.series[0].num_nodes) == (8, 2)
