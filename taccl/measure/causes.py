@@ -113,7 +113,7 @@ def _other_library(facts: Facts, *, is_off: bool) -> Found:
 
 def _nvls_off(facts: Facts) -> Found:
     without = facts.shares.get("no nvls", 1.0)
-    if not facts.is_slow or facts.share is None or without >= HEALTHY:
+    if not facts.is_slow or facts.share is None or without >= HEALTHY or facts.own_choice:
         return None
     said = (
         f"{facts.share:.0%} of the expected bandwidth; without sums in the switch {without:.0%} are expected"

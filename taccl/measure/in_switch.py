@@ -39,10 +39,23 @@ def switch_collectives(run: Run) -> Iterator[Candidate]:
 
 
 def _nvls_rate(run: Run) -> float:
-    """GB/s through a switch in one direction, by NCCL's model."""
+    """GB/s through a switch in one direction, as measured on full nodes."""
     generation = run.costs.generation
     channels, speed = tuning.NVLS_CHANNELS[generation]
-    return channels * speed * tuning.NVLS_SHARE[generation] * (channels - 1) / channels * _links_share(run)
+    return (channels - 1) * speed * tuning.NVLS_SHARE[generation] * _links_share(run)
+
+
+def _model_rate(run: Run) -> float:
+    """GB/s through the switch of a single node in one direction, by NCCL's model.
+
+    Each rank is the head of a channel, up to `NVLS_RANKS`. A head's port carries each channel once, and its
+    own twice.
+    """
+    generation, heads = run.costs.generation, min(run.per_node, tuning.NVLS_RANKS)
+    speeds, _ = tuning.CHANNEL_SPEEDS[generation]
+    most = run.costs.node_gb_per_s / (heads + 1)
+    speed = max((each for each in speeds if each <= most), default=min(speeds))
+    return (heads - 1) * speed * tuning.NVLS_SHARE[generation]
 
 
 def _links_share(run: Run) -> float:
@@ -53,12 +66,16 @@ def _links_share(run: Run) -> float:
 def _nvls(run: Run) -> Candidate:
     """NVLS allreduce, which reduces in the switch of each node, and over trees between nodes."""
     costs, m, n, g = run.costs, run.num_nodes, run.num_ranks, run.per_node
-    # NCCL's bus bandwidth for the ranks of a node, limited by the rate of their ports.
-    rate = min(_nvls_rate(run) * n / (n - 1), costs.node_gb_per_s * tuning.NVLS_SHARE[costs.generation])
+    # NCCL's bus bandwidth for the ranks of a node, limited by the rate of their ports. A port carries all
+    # data, and 1 / g of it again, as each of the g ranks sums one part and multicasts it.
+    full = max(n, tuning.NVLS_FULL)
+    few = min((1 + 1 / tuning.NVLS_FULL) / (1 + 1 / g), 1.0)
+    rate = _nvls_rate(run) * full / (full - 1) * few
+    rate = min(rate, costs.node_gb_per_s * tuning.NVLS_SHARE[costs.generation])
     # Bytes that the busiest node sends for each byte of the size, over two trees (see `nvls_pattern`). NCCL's
     # model has 2 for three nodes and more.
     across, levels = min(m / 2, 2.0), int(log2(m))
-    model_rate = rate
+    model_rate = _model_rate(run) * n / (n - 1)
     if m > 1:
         per_channel = tuning.NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
         most = per_channel * min(g, 8) * n / (2 * (n - 1))
@@ -99,9 +116,9 @@ def _nvls_chunk(run: Run) -> Floats:
 def _nvls_copies(run: Run) -> Candidate:
     """NVLS in one node, either multicasts of all ranks' parts (allgather) or sums (reduce-scatter)."""
     costs, g, kb = run.costs, run.per_node, run.size / 1000
-    rate = _nvls_rate(run) * (g - 1) / g
-    time_us = tuning.NVLS_US * costs.node_latency + kb / (rate * costs.node_rate)
-    return Candidate("nvls", "simple", tuning.NVLS_US + kb / rate, time_us)
+    real, model = (each * (g - 1) / g for each in (_nvls_rate(run), _model_rate(run)))
+    time_us = tuning.NVLS_US * costs.node_latency + kb / (real * costs.node_rate)
+    return Candidate("nvls", "simple", tuning.NVLS_US + kb / model, time_us)
 
 
 def _nvls_sharp(run: Run) -> Candidate:

@@ -188,6 +188,8 @@ NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
 #: (channels of NVLS, GB/s of each), by GPU generation, as NCCL's search finds them (``src/graph/search.cc``).
 #: The search takes its highest speed, with as many channels as the NVLinks carry at this speed.
 NVLS_CHANNELS = {"Hopper": (6, 60.0), "Blackwell": (8, 90.0)}
+#: Number of GPUs of a node for which `NVLS_CHANNELS` holds.
+NVLS_FULL = 8
 #: Number of NVLinks of a GPU with `NVLS_CHANNELS`. With fewer links, the rate of NVLS falls in proportion:
 #: busbw on H800 (8 links) is 215 GB/s (NVIDIA/nccl, issue 1374), 8/18 of that on H100.
 NVLS_LINKS = 18

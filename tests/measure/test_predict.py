@@ -169,6 +169,23 @@ def test_pipelines_of_allreduces_fill_as_published(machine, nodes, size_mb, meas
     assert us(machine, "allreduce", size_mb << 20, nodes=nodes) == pytest.approx(measured_us, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("machine", "ranks", "size", "measured_us", "algorithm"),
+    [
+        ("dgx-h100", 4, 1 << 30, 4508.4, "ring"), ("dgx-h100", 8, 1 << 30, 4000.8, "nvls"),
+        ("gb200-nvl72", 4, 1 << 34, 37_610, "ring"), ("gb200-nvl72", 8, 1 << 34, 35_722, "nvls"),
+    ],
+)  # fmt: skip
+def test_four_gpus_of_a_node_sum_in_a_ring(machine, ranks, size, measured_us, algorithm):
+    """NCCL's search gives NVLS a channel per GPU, so on few GPUs it finds rings faster.
+
+    Measured on some of 8 H100 (xxrjun/nccl-tests-cluster) and on GB300 (oracle-quickstart/oci-gpu-quickstarts).
+    """
+    found = taccl.predict(machine, "allreduce", size, ranks=ranks)
+    assert found.algorithm == algorithm
+    assert found.time_us == pytest.approx(measured_us, rel=0.04)
+
+
 def test_hosts_of_amd_start_later():
     """A collective between nodes starts later than in one node: by 9 us on hosts of AMD, and by 2 us on
     others."""
