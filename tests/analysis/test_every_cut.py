@@ -491,3 +491,21 @@ def test_without_time_shared_resources_make_cuts():
     found = taccl.lower_bound(problem, divisible=True, end_s=0.0)
     assert found.bound >= 400
     assert found.check()
+
+
+def test_without_time_latencies_and_the_middle_of_a_mesh_count():
+    """Without time, the bound includes the latencies of the longest path and the cut through the middle.
+
+    From corner to corner of a 2x8 mesh, 8 hops take 0.5 us each. Of 16 MB at each rank, 64 MB cross the
+    middle over two links of 50 GB/s.
+    """
+    topology = taccl.topologies.mesh(2, 8)
+    latency, middle = (
+        taccl.lower_bound(
+            taccl.make_problem(topology, "alltoall", size_bytes=size), divisible=True, end_s=0.0
+        )
+        for size in ("16B", "16MB")
+    )
+    assert (latency.kind, latency.bound_us) == ("latency", 4.0)
+    assert middle.bound_us >= 640
+    assert latency.check() and middle.check()

@@ -7,7 +7,7 @@ import taccl
 from taccl.baselines import edge_colouring, nccl, nccl_choices
 from taccl.baselines.channel_schedules import channels_of, over_channels, predict
 from taccl.baselines.channel_sends import Columns, first_come_us
-from taccl.baselines.edge_colouring import EdgeColouring
+from taccl.baselines.edge_colouring import colours_of
 from taccl.baselines.lanes import Lanes
 from taccl.baselines.nccl import model_gap
 from taccl.topology import fabrics, machines
@@ -310,16 +310,15 @@ def test_edges_are_coloured_with_as_few_colours_as_possible(seed):
     """Edge colouring uses as many colours as the maximum degree, and no two edges at a vertex share one."""
     import random
 
-    generator, colouring = random.Random(seed), EdgeColouring()
-    edges = [(("send", generator.randrange(5)), ("receive", generator.randrange(5))) for _ in range(40)]
-    for number, ends in enumerate(edges):
-        colouring.add(number, *ends)
+    generator = random.Random(seed)
+    edges = [(generator.randrange(5), 5 + generator.randrange(5)) for _ in range(40)]
+    colour_of = colours_of(edges, 10)
     at = {}
-    for number, ends in enumerate(edges):
+    for ends, colour in zip(edges, colour_of, strict=True):
         for end in ends:
-            at.setdefault(end, []).append(colouring.colour_of[number])
+            at.setdefault(end, []).append(colour)
     assert all(len(set(colours)) == len(colours) for colours in at.values())
-    assert max(colouring.colour_of.values()) + 1 == max(len(colours) for colours in at.values())
+    assert max(colour_of) + 1 == max(len(colours) for colours in at.values())
 
 
 def test_sends_that_share_no_busiest_resource_have_one_turn(monkeypatch):
@@ -327,5 +326,5 @@ def test_sends_that_share_no_busiest_resource_have_one_turn(monkeypatch):
     ports = [[Hold(n, n, 1, 1), Hold(n, 9, 1, 1), Hold(n, 4 + n, 1, 1, "receive")] for n in range(3)]
     busy_us = np.array([2.0] * 9 + [1.0])
     assert edge_colouring.turns_of([*ports, ports[0]], busy_us) == [0, 0, 0, 1]
-    monkeypatch.setattr(edge_colouring, "EdgeColouring", None)
+    monkeypatch.setattr(edge_colouring, "colours_of", None)
     assert edge_colouring.turns_of(ports, busy_us) == [0, 0, 0]
