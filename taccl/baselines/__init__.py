@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import Seconds, checked, known_name
-from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.deadline import Deadline
 from taccl._internal.garbage import rarely_collected
 from taccl.baselines.buckets import bucket
 from taccl.baselines.direct import least_one_shot_us, one_shot, pairwise
@@ -24,7 +23,7 @@ from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.spread import complete_so_far, soonest_cut_us, soonest_so_far, without_sketch
+from taccl.baselines.spread import built_within, soonest_cut_us, soonest_so_far
 from taccl.baselines.table import BASELINES, are_pairs, row_of
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
@@ -100,19 +99,21 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     def attempt(name: str, *, cut: bool) -> Schedule | None:
         """Schedule of a baseline, or None if it is unsupported or out of time.
 
-        None also for the one-shot baseline if it is known to be slower than another one. Of the first
-        baseline, the forms that are complete when time is up count.
+        None also for the one-shot baseline if it is known to be slower than another one. Forms that are
+        complete when time is up count.
 
         - `cut`: True to cut chunks.
         """
         least_us = min((schedule.finish_us for schedule in made.values()), default=math.inf)
-        complete = complete_so_far(without_sketch(problem))
-        complete.clear()
-        with suppress(CollectiveError, OutOfTime), deadline.enforced(lambda: bool(made or complete)):
+
+        def make() -> Schedule | None:
             if BASELINES[name] is one_shot and not cut and least_one_shot_us(problem) > least_us:
                 return None
             return BASELINES[name](problem, cut=cut)
-        return None if made or not complete else replace(complete[-1], problem=without_sketch(problem))
+
+        with suppress(CollectiveError):
+            return built_within(problem, make, deadline, lambda: bool(made))
+        return None
 
     # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
     first = "pairwise" if are_pairs(problem) else ""

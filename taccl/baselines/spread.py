@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl._internal.caching import cached
+from taccl._internal.deadline import OutOfTime
 from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns, hold_costs_us
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl._internal.deadline import Deadline
     from taccl.baselines.moves import Ints, Sends
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
@@ -259,6 +261,25 @@ def merging(problem: Problem) -> Problem:
 def complete_so_far(problem: Problem) -> list[Schedule]:
     """Complete schedules that a baseline has made so far, the best last; an interruption leaves them here."""
     return []
+
+
+def built_within(
+    problem: Problem,
+    make: Callable[[], Schedule | None],
+    limit: Deadline,
+    may_end: Callable[[], bool] = lambda: False,
+) -> Schedule | None:
+    """Build a baseline of a problem; at the deadline, return its best complete schedule.
+
+    The deadline takes effect once a schedule is complete. None if it takes effect before.
+
+    - `may_end`: Function that returns true if the deadline takes effect even so.
+    """
+    complete = complete_so_far(without_sketch(problem))
+    complete.clear()
+    with suppress(OutOfTime), limit.enforced(lambda: bool(complete) or may_end()):
+        return make()
+    return replace(complete[-1], problem=without_sketch(problem)) if complete else None
 
 
 @cached

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
@@ -13,6 +14,7 @@ from taccl._internal.units import format_count, format_gap, format_size
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import BASELINES
+from taccl.baselines.spread import built_within
 from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
 from taccl.explore.plan_programs import runnable
@@ -43,6 +45,8 @@ _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 5e-4, 0.5, 2
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program and the times of its range.
 #: `_BRIEF_S`: seconds that are allowed for the first program in any case.
 _TIMING_S, _QUICK_S, _LATE_S, _BRIEF_S = 1.5e-5, 0.1, 1.5, 0.25
+#: Max seconds past its deadline for the first baseline to build variants, once one schedule is complete.
+_VARIANTS_S = 1.0
 #: Min seconds that must be left for a synthesis to begin.
 LEAST_SYNTHESIS_S = 0.1
 
@@ -143,8 +147,11 @@ class PlanSearch:
                 plain = make_problem(problem.topology, problem.collective, size_bytes=size)
                 with contextlib.suppress(InputError):  # the baseline is not defined for this problem
                     source = f"baseline {name}, for {format_size(size)}"
-                    self.add(BASELINES[name](plain, cut=False), source, until)
-                    waiting.discard(place)
+                    if (
+                        found := built_within(plain, partial(BASELINES[name], plain, cut=False), until)
+                    ) is not None:
+                        self.add(found, source, until)
+                        waiting.discard(place)
                 del left[0]
         late = f"too little time for {len(left)} of {total} baselines" if left else ""
         if late:

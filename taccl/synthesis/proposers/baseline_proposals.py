@@ -15,7 +15,7 @@ from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.spread import complete_so_far, without_sketch
+from taccl.baselines.spread import built_within
 from taccl.baselines.table import BASELINES, are_pairs, num_arrivals, phases_of, row_of
 from taccl.baselines.table import build_times as baseline_times
 from taccl.errors import InputError
@@ -245,11 +245,10 @@ def _in_time(name: str, problem: Problem, limit: Deadline, last: Deadline) -> Sc
     - `limit`: Deadline once the baseline has completed a schedule.
     - `last`: Deadline as long as it has completed none.
     """
-    complete = complete_so_far(without_sketch(problem))
-    complete.clear()
-    with suppress(InputError, OutOfTime), limit.enforced(lambda: bool(complete) or last.has_passed):
-        return _as_asked(name, problem)
-    return replace(complete[-1], problem=problem) if complete else None
+    with suppress(InputError):
+        found = built_within(problem, lambda: _as_asked(name, problem), limit, lambda: last.has_passed)
+        return None if found is None else replace(found, problem=problem)
+    return None
 
 
 def _preferred(problem: Problem) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.baselines import BASELINES
+from taccl.baselines.spread import complete_so_far, without_sketch
 from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import InputError
 from taccl.synthesis.proposers import baseline_proposals, table
@@ -249,7 +250,7 @@ def test_a_baseline_with_a_complete_schedule_stops_at_its_limit(monkeypatch):
     ring = taccl.baselines.baseline("ring", problem, cut=False)
 
     def endless(*_, **__):
-        baseline_proposals.complete_so_far(baseline_proposals.without_sketch(problem)).append(ring)
+        complete_so_far(without_sketch(problem)).append(ring)
         while True:
             pass
 
