@@ -1,6 +1,7 @@
 """Data into a node: a bound over all chunkings, by hand, against all schedules, and against baselines."""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -34,6 +35,18 @@ def test_ports_wait_for_data_from_other_nodes(name):
     assert bound.check() and not raised(bound).check()
 
 
+def test_data_for_other_nodes_leaves_the_root_early():
+    """Six of eight parts of 1 MB leave rank 0 for other nodes, by its NIC until 4 us before the end, and by its
+    port until 5 us before, as in a gather in reversed time."""
+    problem = taccl.make_problem(
+        cluster(4, 2, near=(1, 0, 4), far=(4, 0, 4), rails=True), "scatter", size_bytes=MB
+    )
+    (bound,) = (each for each in certificates(problem) if each.bound == 6)
+    assert bound.limits == "traffic out of rank 0, of data for other nodes"
+    assert bound.check() and not raised(bound).check()
+    assert not replace(bound, witness=replace(bound.witness, backwards=False)).check()
+
+
 def test_the_part_is_the_data_that_starts_elsewhere():
     """Chunks that start in the node, and destinations elsewhere, are left out."""
     problem = taccl.make_problem(cluster(2, 2), "allgather", size_bytes=4 * MB)
@@ -56,7 +69,7 @@ def test_no_schedule_in_any_chunks_beats_the_bound():
         rng = random.Random(f"node data {seed}")
         topology = machine(rng, rng.choice(((2, 2), (2, 1), (1, 3))), is_tiny=True)
         problems = both_chunkings(
-            topology, rng.choice(("allgather", "reduce-scatter", "gather", "broadcast"))
+            topology, rng.choice(("allgather", "reduce-scatter", "gather", "scatter", "broadcast"))
         )
         found = certificates(problems[0]) if problems else []
         assert all(each.check() for each in found), seed

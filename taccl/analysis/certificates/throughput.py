@@ -2,7 +2,8 @@
 
 Over all chunkings, the data that enters a node is also bounded alone. It reaches ports inside the node only
 after it has crossed between nodes. Data that starts in the node may use these ports earlier, so a bound on
-all data does not count this wait. See docs/formulation.md, "Data into a node".
+all data does not count this wait. A scatter is bounded in this way in reversed time. See
+docs/formulation.md, "Data into a node".
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from taccl.sketch.group import Symmetries
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 
 
-def cut_claims(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:
+def cut_claims(
+    volume: Volume, found: tuple[Fraction, CutDual] | None, *, backwards: bool = False
+) -> Iterator[Claim]:
     """Yield the claim of a cut: its bound, witness, and a text that names its traffic.
 
     - `found`: (bound in ticks, witness) of the cut; for None, nothing is yielded.
+    - `backwards`: True if the cut is of a time-reversed problem.
     """
     if found is not None:
         bound, cut = found
         largest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
         ticks = math.ceil(bound) if volume.by_chunk else bound
-        yield Claim(ticks, _traffic_text(volume, largest.parts), cut)
+        yield Claim(ticks, _traffic_text(volume, largest.parts, backwards=backwards), cut)
 
 
 def throughput_claims(
@@ -107,8 +111,12 @@ def _of_flows(
     yield Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths)
 
 
-def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
-    """Text that names the traffic into a set of ranks, or between the parts of a partition."""
+def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...], *, backwards: bool) -> str:
+    """Text that names the traffic into a set of ranks, or between the parts of a partition.
+
+    - `backwards`: True for traffic in the opposite direction.
+    """
+    into, out_of = ("out of", "into") if backwards else ("into", "out of")
     topology = volume.problem.topology
     if len(parts) > 1:
         if all(len(part) == 1 for part in parts):
@@ -116,14 +124,14 @@ def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
         return f"traffic between {len(parts)} groups of ranks that share each sum"
     ranks = parts[0]
     rest = set(range(topology.num_ranks)) - ranks
-    for direction, some in (("into", set(ranks)), ("out of", rest)):
+    for direction, some in ((into, set(ranks)), (out_of, rest)):
         if len(some) == 1:
             return f"traffic {direction} rank {min(some)}"
         node = topology.node_of_rank[min(some)]
         if some == set(topology.ranks_of_node[node]):
             return f"traffic {direction} node {node}"
     shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"traffic into ranks {shown} ({len(ranks)} ranks)"
+    return f"traffic {into} ranks {shown} ({len(ranks)} ranks)"
 
 
 #: `_MOST_NODES`: max number of nodes to try that no symmetry maps to one another.
@@ -133,13 +141,17 @@ _MOST_NODES, _MOST_S = 4, 1.0
 
 @dataclass(frozen=True, slots=True)
 class NodeData(Witness):
-    """Witness for the data that enters `node`: `inner` proves the time that this data needs alone."""
+    """Witness for the data that enters `node`: `inner` proves the time that this data needs alone.
+
+    - `backwards`: True if the bound is for the time-reversed problem.
+    """
 
     kind, proves = "data into a node", "throughput"
     preference = CutDual.preference + 1
     any_chunking = True
     node: int
     inner: CutDual
+    backwards: bool = False
 
     def fits(self, problem: Problem) -> bool:
         """True if the node and the ranks exist, and there is one price for each resource."""
@@ -158,18 +170,19 @@ def node_data_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     nodes = [frozenset(ranks) for ranks in demand.topology.ranks_of_node]
     if in_network or not 1 < len(nodes) < demand.topology.num_ranks:
         return
-    for ranks in demand.different(nodes)[:_MOST_NODES]:
-        node = nodes.index(ranks)
-        part = into_node(demand.problem, node)
-        if part is None:
-            continue
-        demand.deadline.check()
-        needed = NeededSends(part)
-        needed.deadline = demand.deadline
-        volume = Volume(part, divisible=True, distances=needed.distances)
-        budget_s = min(_MOST_S, demand.deadline.left_s)
-        found = throughput(volume, needed.symmetries, in_network=False, budget_s=budget_s)
-        for claim in cut_claims(volume, found):
-            assert isinstance(claim.witness, CutDual), "claims of cuts have the duals of cuts"
-            limits = f"{claim.limits}, of data from other nodes"
-            yield Claim(claim.ticks, limits, NodeData(node, claim.witness))
+    for needed, backwards in demand.both_directions():
+        for ranks in needed.different(nodes)[:_MOST_NODES]:
+            node = nodes.index(ranks)
+            part = into_node(needed.problem, node)
+            if part is None:
+                continue
+            demand.deadline.check()
+            alone = NeededSends(part)
+            alone.deadline = demand.deadline
+            volume = Volume(part, divisible=True, distances=alone.distances)
+            budget_s = min(_MOST_S, demand.deadline.left_s)
+            found = throughput(volume, alone.symmetries, in_network=False, budget_s=budget_s)
+            for claim in cut_claims(volume, found, backwards=backwards):
+                assert isinstance(claim.witness, CutDual), "claims of cuts have the duals of cuts"
+                limits = f"{claim.limits}, of data {'for' if backwards else 'from'} other nodes"
+                yield Claim(claim.ticks, limits, NodeData(node, claim.witness, backwards))
