@@ -136,20 +136,23 @@ def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
         return
     everyone = frozenset(range(demand.topology.num_ranks))
     directions = list(demand.both_directions())
+    few = demand.few_start if len(directions) == 1 else frozenset[int]()
     for needed, backwards in directions:
-        for name, sets in needed.families:
-            for ranks in needed.different(sets)[:_MOST_SETS]:
-                demand.deadline.check()
+        families = [(name, needed.different(sets)) for name, sets in needed.families]
+        tried: list[tuple[str, frozenset[int], bool]] = []  # True: the set is all other ranks
+        for name, sets in families:
+            tried += [(name, ranks, True) for ranks in sets if not few.isdisjoint(ranks)][:_MOST_SETS]
+        for name, sets in families:
+            tried += [(name, ranks, False) for ranks in sets[:_MOST_SETS]]
+        for name, ranks, others in tried:
+            demand.deadline.check()
+            ticks, witness = _counted(needed, everyone - ranks if others else ranks)
+            if witness is not None and ticks > 0:
                 node = needed.topology.node_of_rank[min(ranks)]
                 where = f"rank {min(ranks)}" if name == "rank" else f"node {node}"
-                targets = [(ranks, "out of" if backwards else "into")]
-                if len(directions) == 1 and not ranks.isdisjoint(needed.few_start):
-                    targets.append((everyone - ranks, "out of"))
-                for target, way in targets:
-                    ticks, witness = _counted(needed, target)
-                    if witness is not None and ticks > 0:
-                        what = f"data {way} {where}, with the latency of every send"
-                        yield Claim(ticks, what, replace(witness, backwards=backwards))
+                way = "out of" if backwards or others else "into"
+                what = f"data {way} {where}, with the latency of every send"
+                yield Claim(ticks, what, replace(witness, backwards=backwards))
 
 
 def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, ByteCounting | None]:
