@@ -6,33 +6,31 @@ plan gives (`taccl.baselines.passages`). No two sends use a link or a port at th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.units import format_about
-from taccl.baselines.passages import Pace, plan_along
+from taccl.baselines.passages import ChunkPassage, Pace, PassagePlan, plan_along
 from taccl.baselines.spread import fastest
 from taccl.errors import CollectiveError, TopologyError
-from taccl.problem.costs import hold_columns
+from taccl.problem.costs import Costs, hold_columns
+from taccl.problem.problem import Problem
 from taccl.schedule.columns import narrow
 from taccl.schedule.implicit_schedule import ClassTicks, ImplicitSchedule, Pattern
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.named import NamedFabric
+from taccl.topology.products import Dimensions
 from taccl.topology.recognise import links_along
-from taccl.topology.translations import CyclicProduct, translations_of_fabric, translations_of_topology
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.baselines.passages import ChunkPassage, PassagePlan
-    from taccl.problem.costs import Costs
-    from taccl.problem.problem import Problem
-    from taccl.topology.products import Dimensions
-    from taccl.topology.translations import Translations
+from taccl.topology.translations import (
+    CyclicProduct,
+    Translations,
+    translations_of_fabric,
+    translations_of_topology,
+)
 
 #: Max transfers of an explicit schedule.
 _MOST_LISTED = 5_000_000

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from math import gcd, prod
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl.baselines.hubs import hub_sends
-from taccl.baselines.moves import Moves, routed
+from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.baselines.spread import (
     cut_chunks,
     cut_while_it_pays,
@@ -29,15 +29,10 @@ from taccl.baselines.spread import (
     without_sketch,
 )
 from taccl.errors import CollectiveError
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
+from taccl.topology.products import Dimensions
 from taccl.topology.recognise import grid_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from taccl.baselines.moves import Flags, Ints, Row, Sends
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.products import Dimensions
 
 
 @checked

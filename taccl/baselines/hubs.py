@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from taccl.baselines.moves import Moves, routed
+from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
+from taccl.problem.problem import Problem
+from taccl.topology.products import Dimensions
 from taccl.topology.recognise import links_along
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+#: Columns of sends: step, source, destination, and flags (num_ranks) of the ranks in the sum.
+PlanSends = tuple[Ints, Ints, Ints, Flags]
 
-    from taccl.baselines.moves import Flags, Ints, Row, Sends
-    from taccl.problem.problem import Problem
-    from taccl.topology.products import Dimensions
-
-    #: Columns of sends: step, source, destination, and flags (num_ranks) of the ranks in the sum.
-    PlanSends = tuple[Ints, Ints, Ints, Flags]
 
 #: Max number of dimensions for which each may have its own number of hubs (up to 256 plans).
 _MOST_MIXED = 4

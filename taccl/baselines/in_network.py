@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import count
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,14 +14,10 @@ from taccl._internal.caching import cached
 from taccl._internal.units import format_size
 from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.in_network import shared_links
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 #: Chunks are cut while that saves 0.1 % of the time. The gain is small, as only the last chunk's multicast
 #: cannot overlap other work.

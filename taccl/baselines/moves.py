@@ -9,31 +9,28 @@ A reduction is a broadcast whose moves are reversed, so a baseline lists only it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
+from taccl.problem.chunks import RankSets
 from taccl.problem.costs import hold_columns, link_ends
+from taccl.problem.problem import Problem
 from taccl.schedule.contributions import Carried
+from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+#: (step, chunk, source, destination, True if the chunk is added up); arrays that broadcast together.
+Row = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike]
 
-    from numpy.typing import ArrayLike, NDArray
-
-    from taccl.problem.chunks import RankSets
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-
-    Ints = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
-    #: (step, chunk, source, destination, True if the chunk is added up); arrays that broadcast together.
-    Row = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike]
 
 #: Max transfers of a baseline (about 10 s); half as many for combining collectives.
 _MOST_TRANSFERS = 2_000_000

@@ -12,19 +12,16 @@ one dimension. A list scheduler determines the starts of passages.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from taccl.errors import CollectiveError
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
 from taccl.schedule.listing import Tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from taccl.topology.products import Dimension, Dimensions
+from taccl.topology.products import Dimension, Dimensions
 
 #: Default number of chunks per rank; our choice.
 NUM_CHUNKS = 64

@@ -7,16 +7,15 @@ These distances are a third shorter, and alternate between both sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import gcd
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl.baselines.moves import Moves, routed
+from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.baselines.spread import (
     cut_while_it_pays,
     fastest_form,
@@ -26,15 +25,10 @@ from taccl.baselines.spread import (
     run,
 )
 from taccl.errors import CollectiveError
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.topology.recognise import grid_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taccl.baselines.moves import Flags, Ints, Row, Sends
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 #: For every turn of a step, the partner of each rank; a rank has one partner in a turn.
 Turns = list[list[int]]

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heapreplace
 from itertools import permutations, product
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taccl._internal.arguments import checked
 from taccl._internal.caching import cached
-from taccl.baselines.moves import Moves, routed
+from taccl.baselines.moves import Ints, Moves, Row, Sends, routed
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_everywhere, run
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.topology.recognise import nested_order
+from taccl.topology.topology import Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from numpy.typing import ArrayLike
-
-    from taccl.baselines.moves import Ints, Row, Sends
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
-
-    Nodes = Sequence[Sequence[int]]
+Nodes = Sequence[Sequence[int]]
 
 
 #: Max partial paths that a search visits, and further ones in each of the searches with random ties after it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -14,14 +15,10 @@ from taccl._internal.arguments import checked
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
+from taccl.problem.problem import Problem
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 #: Chunks are cut while that saves 0.5 % of the time. The gain is small, as only the pulls of the last chunk
 #: cannot overlap other work.

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl.baselines.moves import Moves, routed
+from taccl.baselines.moves import Ints, Moves, Row, Sends, routed
 from taccl.baselines.spread import cut_while_it_pays, fastest_form, require_everywhere, run, starts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.baselines.moves import Ints, Row, Sends
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Topology
 
 #: Edges of a tree: (depth, parent, child), parents before children.
 Edges = list[tuple[int, int, int]]

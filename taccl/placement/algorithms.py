@@ -7,31 +7,26 @@ message travel together. A schedule of this package gives the same table, with t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.arguments import known_name
 from taccl._internal.names import matching
-from taccl.baselines.moves import Moves
+from taccl.baselines.moves import Ints, Moves, Row
 from taccl.baselines.recursive import swaps
 from taccl.baselines.ring import around
 from taccl.baselines.tree import two_trees
 from taccl.errors import InputError
 from taccl.problem import collectives
+from taccl.problem.collective import Collective
+from taccl.schedule.schedule import Schedule
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+#: A collective, and the moves (rows of `Moves`) that implement it.
+Made = tuple[Collective, Iterable[Row]]
 
-    from numpy.typing import NDArray
-
-    from taccl.baselines.moves import Ints, Row
-    from taccl.problem.collective import Collective
-    from taccl.schedule.schedule import Schedule
-
-    #: A collective, and the moves (rows of `Moves`) that implement it.
-    Made = tuple[Collective, Iterable[Row]]
 
 #: Maximum number of pieces into which each tree of a double tree cuts its half of the data; our choice.
 MOST_PIECES = 256
