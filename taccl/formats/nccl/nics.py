@@ -155,7 +155,10 @@ class Nics:
         return told
 
     def gb_per_s(self) -> float:
-        """Max GB/s that all ranks of one node together can send to another node, by a linear program."""
+        """Max GB/s that all ranks of one node together can send to another node, by a linear program.
+
+        Raises `TopologyError` if rates differ by more than the solver's precision.
+        """
         size = len(self._server.gpus)
         place: dict[tuple[str, Side], int] = {}
         entries = [
@@ -164,6 +167,8 @@ class Nics:
             for rank in range(size)
             for name, beta, _ in (*self.limits(rank, side), *self.ports(rank, 0, side))
         ]
+        slowest = max(beta for *_, beta in entries)  # betas relative to it are numbers of ordinary size
+        entries = [(row, column, beta / slowest) for row, column, beta in entries]
         num_sums = size if self._rails else 1
         entries += [
             (len(place) + (rank if self._rails else 0), rank + size * back, -1.0 if back else 1.0)
@@ -173,8 +178,10 @@ class Nics:
         row, column, value = zip(*entries, strict=True)
         cost = -np.repeat((1.0, 0.0), size)
         found = minimise(cost, (row, column, value), [np.ones(len(place)), np.zeros(num_sums)])
-        assert found is not None, "bounded by the NICs"
-        return -1000 * found.objective
+        if found is None:
+            said = "found rates of NICs and PCIe that differ by a factor of 10^9 or more; correct them"
+            raise TopologyError(said, where=self._server.name)
+        return -1000 * found.objective / slowest
 
     def capacity_gb_per_s(self) -> float:
         """Max GB/s between two servers if every rank could use every NIC in any share, by a maximum flow."""

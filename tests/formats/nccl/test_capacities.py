@@ -467,3 +467,14 @@ def test_nvlinks_to_a_cpu_take_the_place_of_pcie(tmp_path):
     )
     path = write_dump(tmp_path, gpu.format(0), gpu.format(1), _nic(0, 400000, width=32))
     assert _counted(load_quietly(path, nodes=2)) == pytest.approx((48, 40, 40))
+
+
+@pytest.mark.parametrize("rates", [{"nic_gb_per_s": 1e15}, {"nic_gb_per_s": 50, "pcie_gb_per_s": 1e-20}])
+def test_rates_of_any_size_are_read(tmp_path, rates):
+    """Rates far from usual ones are read: the capacity of a node follows from their ratios."""
+    path = tmp_path / "server.txt"
+    rows = ("\tGPU0\tGPU1\tNIC0\tCPU Affinity", "GPU0\tX\tPHB\tPHB\t0", "GPU1\tPHB\tX\tPHB\t0")
+    path.write_text("\n".join([*rows, "NIC0\tPHB\tPHB\tX"]))
+    topology = load_quietly(path, nodes=2, **rates)
+    betas = [link.beta_us_per_mb for link in topology.links if link.src < 2 <= link.dst]
+    assert 1000 / float(min(betas)) == pytest.approx(min(rates.values()))
