@@ -14,7 +14,7 @@ from taccl.measure.library_costs import PairRates
 from taccl.measure.predict import costs_of
 from taccl.topology.networks import NETWORKS
 from taccl.topology.profiles import PROFILES
-from taccl.topology.tuning import LAUNCH_EACH_US
+from taccl.topology.tuning import LAUNCH_CHANNEL_US, LAUNCH_EACH_US
 
 if TYPE_CHECKING:
     from taccl.measure.library_costs import Costs
@@ -56,7 +56,7 @@ def costs_without(topology: str, log: str, network: str | None = None) -> Costs:
     if kind == "launch":
         return replace(costs, launch_us=_OTHER_LAUNCH_US)
     if kind == "host":
-        return replace(costs, serial_launch_us=LAUNCH_EACH_US)
+        return replace(costs, serial_launch_us=LAUNCH_EACH_US, channel_launch_us=LAUNCH_CHANNEL_US)
     if kind == "pairs":
         return replace(costs, pair_rates=PairRates(1.0, 1.0, 0.0))
     other = costs_of(_OTHER[topology])

@@ -133,7 +133,8 @@ class Expectation:
     @property
     def launches_us(self) -> float:
         """Time in us in which one process launches the kernels of all GPUs of a node; 0 if unknown."""
-        each_us = 0.0 if self._costs is None else self._costs.serial_launch_us
+        costs = self._costs
+        each_us = 0.0 if costs is None else costs.serial_launch_us + costs.channel_launch_us
         return each_us * len(self.topology.ranks_of_node[0])
 
     def carried(self, topology: Topology) -> Topology:

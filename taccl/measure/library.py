@@ -16,7 +16,7 @@ import numpy as np
 from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.in_switch import switch_collectives
 from taccl.measure.library_costs import Candidate, Costs
-from taccl.measure.pair_channels import filling_us, network_channels, pair_channels
+from taccl.measure.pair_channels import filling_us, network_channels, pair_channels, power_above
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology import tuning
 from taccl.topology.tuning import PROTOCOLS
@@ -43,14 +43,13 @@ def candidates(
     if costs.generation == "Volta" and not launched:  # benchmarks of V100 ran one process per node
         launched = run.per_node
     start_us = costs.launch_us * costs.launch_scale
-    # The host launches an operation while GPUs still run the previous one, so the longer time applies.
-    host_us = costs.serial_launch_us * costs.launch_scale * min(launched, run.per_node)
     if num_nodes > 1:
         start_us += costs.network.start_of(costs.host) * costs.network_latency
+    found = [each for each in run.all() if not only or f"{each.algorithm} {each.protocol}" in only]
+    # The host launches an operation while GPUs still run the previous one, so the longer time applies.
+    num = min(launched, run.per_node)
     return [
-        each._replace(time_us=np.maximum(each.time_us + start_us, host_us))
-        for each in run.all()
-        if not only or f"{each.algorithm} {each.protocol}" in only
+        each._replace(time_us=np.maximum(each.time_us + start_us, num * run.host_us(each))) for each in found
     ]
 
 
@@ -179,13 +178,29 @@ class Run:
             return hop + network.stated_us * (2 if row.name == "simple" else 1)
         return (hop + network.further_us(row.name)) * self.costs.network_latency
 
+    def _channels_used(self, protocol: str, algorithm: str, most: float) -> Floats:
+        """Number of channels that messages of each size use, up to `most`."""
+        least = tuning.CHANNEL_BYTES[protocol]
+        if algorithm == "ring" and protocol == "ll":
+            least *= self.num_ranks
+        return np.clip(self.size / least, 1, most)
+
     def _posts_us(self, p: int, algorithm: str) -> Floats:
         """Time in us that the messages of channels beyond the first add to a hop between nodes."""
-        least = tuning.CHANNEL_BYTES[PROTOCOLS[p].name]
-        if algorithm == "ring" and PROTOCOLS[p].name == "ll":
-            least *= self.num_ranks
-        further = np.clip(self.size / least, 1, self.num_channels / self.costs.nics_per_rank) - 1
+        most = self.num_channels / self.costs.nics_per_rank
+        further = self._channels_used(PROTOCOLS[p].name, algorithm, most) - 1
         return further * self.costs.network.post_us * self.costs.network_latency
+
+    def host_us(self, found: Candidate) -> Floats:
+        """Host time in us to launch an algorithm on one GPU, for each message size."""
+        costs, num = self.costs, 2 * self.num_channels  # NCCL doubles the channels that it found
+        if found.algorithm == "pairwise":
+            used = np.full(self.size.shape, float(power_above(num)))
+        elif found.algorithm == "nvls":
+            used = np.full(self.size.shape, float(tuning.NVLS_BLOCKS[costs.generation][self.num_nodes > 1]))
+        else:
+            used = self._channels_used(found.protocol, found.algorithm, num)
+        return (costs.serial_launch_us + used * costs.channel_launch_us) * costs.launch_scale
 
     def _node_us(self, p: int, algorithm: str) -> tuple[float, float]:
         """(base latency, latency of a hop inside a node), in us."""

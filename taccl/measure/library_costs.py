@@ -62,7 +62,8 @@ class Costs:
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
     - `launch_us`, `launch_source`: Time before the first step, and its origin; empty for the library's usual.
     - `ranks_per_process`: Number of GPUs on which one process enqueues kernels one after another, in
-      `serial_launch_us` each. 0 means all GPUs of a node on Volta, and one on other GPUs.
+      `serial_launch_us` each, and `channel_launch_us` more for each channel. 0 means all GPUs of a node on
+      Volta, and one on other GPUs.
     - `pair_rates`: Rates of messages between ranks of a node.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
     - `node_rate`, `network_rate`: Factors of rates.
@@ -82,6 +83,7 @@ class Costs:
     pairs: Mapping[tuple[int, int], int] = field(default_factory=dict)
     launch_us: float = LAUNCH_US
     serial_launch_us: float = LAUNCH_EACH_US
+    channel_launch_us: float = 0.0
     ranks_per_process: int = 0
     fitted: Mapping[str, tuple[float, float, float]] | None = None
     host: str = "Intel"

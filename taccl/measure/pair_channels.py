@@ -24,8 +24,8 @@ def pair_channels(
     Small messages have few channels, so that all peers fit into `num_channels`. Large messages have `most`
     channels: two per NVLink in a node, and `network_channels` between nodes.
     """
-    total = _power_above(num_channels)
-    most = min(_power_above(most), total)
+    total = power_above(num_channels)
+    most = min(power_above(most), total)
     usual = most
     while usual * num_ranks > total and usual > 1:
         usual //= 2
@@ -46,9 +46,9 @@ def network_channels(
     """
     if version and tuple(version[:2]) < NETWORK_PAIR_VERSION:
         num = 2 if 2 * num_ranks <= 4 * num_channels else 1
-        return _power_above(max(num, nics))
-    num = _power_above(max(nics, ceil(nics_gb_per_s / PAIR_CHANNEL_NETWORK_GB_PER_S)))
-    while num > 1 and num * ceil(num_ranks / PAIR_PEERS) > _power_above(num_channels):
+        return power_above(max(num, nics))
+    num = power_above(max(nics, ceil(nics_gb_per_s / PAIR_CHANNEL_NETWORK_GB_PER_S)))
+    while num > 1 and num * ceil(num_ranks / PAIR_PEERS) > power_above(num_channels):
         num //= 2
     return num
 
@@ -64,6 +64,6 @@ def filling_us(message_bytes: Floats, num: Floats, gb_per_s: Floats | float, siz
     return np.minimum(message_bytes / num, chunk) * num / (1000 * gb_per_s)
 
 
-def _power_above(num: int) -> int:
+def power_above(num: int) -> int:
     """Least power of two that is at least `num`."""
     return 1 << ceil(log2(num))

@@ -23,11 +23,13 @@ from taccl.topology.models import MODELS
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.profiles import PROFILES
 from taccl.topology.tuning import (
+    LAUNCH_CHANNEL_US,
     LAUNCH_EACH_US,
     LAUNCH_US,
     LL_GB_PER_S,
     NVLINK_GB_PER_S,
     PROTOCOLS,
+    VOLTA_LAUNCH_CHANNEL_US,
     VOLTA_LAUNCH_EACH_US,
     VOLTA_LAUNCH_SOURCE,
     VOLTA_LAUNCH_US,
@@ -196,6 +198,7 @@ def _of_model(name: str) -> Costs:
             launch_us=VOLTA_LAUNCH_US if is_old else LAUNCH_US,
             host=model.host, nics_per_rank=model.nics_per_rank,
             serial_launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_EACH_US,
+            channel_launch_us=VOLTA_LAUNCH_CHANNEL_US if is_old else LAUNCH_CHANNEL_US,
             pair_rates=PAIR_RATES.get(generation, PAIR_RATES[""]),
             launch_source=VOLTA_LAUNCH_SOURCE if is_old else "",
         )  # fmt: skip

@@ -14,11 +14,16 @@ SOURCE = "NCCL 2.30, tuning tables"
 LAUNCH_US = 1.8
 #: Launch time in us on Volta, and its origin.
 VOLTA_LAUNCH_US, VOLTA_LAUNCH_SOURCE = 3.8, "NVIDIA, Getting Started with CUDA Graphs, 2019"
-#: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere.
-#: Source: ``src/group.cc``, ``doLaunches``, and microsoft/superbenchmark (tests/data) for the time.
+#: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere, without
+#: its channels. Source: ``src/group.cc``, ``doLaunches``; time: microsoft/superbenchmark (tests/data).
 #: In superbenchmark, allreduce and broadcast up to 8 KB both take 34.4 us on 8 A100 of one process.
 #: `VOLTA_LAUNCH_EACH_US`: host time on Volta. On 12 V100, three collectives take 57 to 61 us.
-LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.3, 5.0
+LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.1, 4.9
+#: Host time in us that each channel adds on each GPU of a process, on Volta and since Ampere.
+#: In superbenchmark, five collectives on 8 A100 take 40, 47, 59 and 72 to 76 us at 128 KiB to 1 MiB, where
+#: they use 4, 8, 16 and 24 channels; an alltoall with 32 takes 87 us. A broadcast on 12 V100 takes 15 us more
+#: with 12 channels (published log).
+VOLTA_LAUNCH_CHANNEL_US, LAUNCH_CHANNEL_US = 0.1, 0.2
 #: `KERNEL_LAUNCH_US`: launch time in us of a kernel that runs a whole collective, without base latency.
 #: `KERNEL_LAUNCH`: source of `KERNEL_LAUNCH_US`.
 KERNEL_LAUNCH_US, KERNEL_LAUNCH = 4.95, "published times of MSCCL++ on A100, docs/performance-ndmv4.md"
