@@ -58,7 +58,9 @@ class Network(NamedTuple):
 
 _OFI = "aws-ofi-nccl, src/platform-aws.cpp, states 75 us"
 _OFI_2 = "aws-ofi-nccl, src/platform-aws.cpp, states 35 us"
-_OFI_CHUNK = 512 << 10
+#: `NCCL_NVLS_CHUNKSIZE` of aws-ofi-nccl, and of Google's environment for gIB (docs.cloud.google.com, guides for
+#: Ray on A4 and A3 Ultra).
+_NVLS_CHUNK = 512 << 10
 NETWORKS = {
     each.name: each
     for each in (
@@ -67,14 +69,15 @@ NETWORKS = {
                 amd_start_us=9),
         Network("roce", 0, 2, 0.6, 0.93, 0, True, "as InfiniBand; our choice", amd_start_us=9),
         Network("gib", 0, 9, 0.6, 0.93, 0, True,
-                "RoCE of Google (gIB): published log of 2 x 1 H200; else as RoCE"),
+                "RoCE of Google (gIB): published log of 2 x 1 H200; else as RoCE",
+                _NVLS_CHUNK),
         Network("roce-pcie", 0, 0, 0.6, 0.65, 0, False,
                 "published log of 2 x 1 L40S: no more than 0.65 of 100 Gb/s"),
         Network("efa", 67, 0, 4, 0.86, 75, False, f"{_OFI}; hop: published log of 2 x 8 A100 (p4de)"),
         Network("efa-rdma", 18, 9, 3, 0.9, 75, True,
-                f"{_OFI}; hop: published log of 2 x 8 H100 (p5)", _OFI_CHUNK),
+                f"{_OFI}; hop: published log of 2 x 8 H100 (p5)", _NVLS_CHUNK),
         Network("efa-rdma-2", 9, 9, 3, 0.9, 35, True,
-                f"{_OFI_2}; hop: half of that of p5, our choice", _OFI_CHUNK),
+                f"{_OFI_2}; hop: half of that of p5, our choice", _NVLS_CHUNK),
         Network("tcpx", 300, 20, 2, 0.71, 0, False,
                 "published log of 2 x 8 H100 (a3-high); Google's guide sets NCCL_PROTO=Simple and "
                 "NCCL_ALGO=Ring",
