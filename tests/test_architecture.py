@@ -19,6 +19,7 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     (
         "_internal.address_space",
+        "_internal.arrays",
         "_internal.garbage",
         "_internal.interrupts",
         "_internal.kernel_stamp",

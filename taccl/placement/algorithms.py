@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.arguments import known_name
+from taccl._internal.arrays import ranges
 from taccl._internal.names import matching
 from taccl.baselines.moves import Ints, Moves, Row
 from taccl.baselines.recursive import swaps
@@ -84,9 +85,8 @@ class Algorithm:
             until = np.where(
                 (further <= last) & (ended[further.clip(max=last) - 1] <= self.begins), further, until
             )
-        number = until - first
-        waiting = np.repeat(np.arange(len(first)), number)
-        arrival = order[np.arange(len(waiting)) - np.repeat(np.cumsum(number) - number - first, number)]
+        waiting, row = ranges(first, until)
+        arrival = order[row]
         if self.carries is not None:
             within = [
                 set(self.carries[a]) <= set(self.carries[w])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from taccl._internal.arrays import ranges
 from taccl._internal.caching import ALIKE, REVERSED_FROM, cached
 from taccl._internal.units import BYTES_PER_MB, format_size
 from taccl.errors import NumericsWarning, TopologyError, warn
@@ -73,10 +74,8 @@ class HoldColumns:
 
     def of_sends(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Two arrays, index of the send and index of the hold, for all holds of sends over given links."""
-        each = self._first[link + 1] - self._first[link]
-        send = np.repeat(np.arange(len(link)), each)
-        place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
-        return send, self._by_link[self._first[link][send] + place]
+        send, row = ranges(self._first[link], self._first[link + 1])
+        return send, self._by_link[row]
 
 
 @cached

@@ -9,14 +9,10 @@ import numpy as np
 from taccl.problem.costs import link_ends, wide_links
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from taccl._internal.arrays import Flags, Ints
     from taccl.problem.collective import Collective
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
-
-    Flags = NDArray[np.bool_]
-    Ints = NDArray[np.int64]
 
 
 class Events(NamedTuple):
@@ -93,10 +89,3 @@ def chains(begin: Ints, end: Ints) -> Chains:
     later = np.flatnonzero(since[1:] == since[:-1]) + 1
     since[later] = last[later - 1]
     return Chains(since, last, later, row, of_row)
-
-
-def ranges(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """(index of the range, value) for all values of the ranges from `begin` to `end`, exclusive."""
-    count = np.maximum(0, end - begin)
-    row = np.repeat(np.arange(len(count)), count)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + begin[row]

@@ -10,10 +10,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.schedule.arrivals import ranges
-
-Ints = NDArray[np.int64]
-
+from taccl._internal.arrays import Ints, ranges
 
 #: Max search steps to compose one sum from arrivals.
 _MOST_STEPS = 100_000

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import Flags, Ints, ranges
 from taccl._internal.graph_algorithms import strong_components
-from taccl.schedule.arrivals import ranges
 
-Flags = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 #: Times as int64, or as Python integers if they need more than 64 bits.
 Ticks = NDArray[Any]
 

@@ -26,19 +26,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taccl._internal.arrays import Flags, Ints, ranges
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
-from taccl.schedule.arrivals import Events, chains, events_of, holds_at_start, ranges
+from taccl.schedule.arrivals import Events, chains, events_of, holds_at_start
 from taccl.schedule.clause_waits import add_local_first, add_releases
 from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Carried, compositions
 from taccl.schedule.longest_paths import Levels
 from taccl.schedule.schedule import Schedule, make_schedule
-
-Flags = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-
 
 #: Causes of a wait in the precedence graph.
 #: `DATA`: a send waits for its data to arrive.

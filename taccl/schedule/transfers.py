@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import ranges
 from taccl._internal.names import install_extra
 from taccl.errors import ExportError, InputError
 from taccl.schedule.columns import check_indices
@@ -35,11 +36,8 @@ def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
     pairs = [[(src, dst) for src in e.srcs for dst in e.dsts] for e in topology.links]
     first = np.cumsum([0, *map(len, pairs)])
     every = np.array([pair for each in pairs for pair in each], dtype=np.int64).reshape(-1, 2)
-    num_rows = np.diff(first)[schedule.link]
-    transfer = np.repeat(np.arange(len(schedule)), num_rows)
-    place = np.arange(len(transfer)) - np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
-    chunk, link = schedule.chunk[transfer], schedule.link[transfer]
-    ends = every[first[link] + place]
+    transfer, row = ranges(first[schedule.link], first[schedule.link + 1])
+    chunk, link, ends = schedule.chunk[transfer], schedule.link[transfer], every[row]
     node = np.array(topology.node_of_rank, dtype=np.int64)
     us = {
         name: np.array([float(problem.costs.us(ticks)) for ticks in column.tolist()], dtype=np.float64)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import ranges
 from taccl._internal.graph_algorithms import strong_components
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.costs import hold_columns, link_ends, wide_links
@@ -270,10 +271,7 @@ def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Int
     keys, group = np.unique(holds.resource * max(1, len(leads)) + number, return_inverse=True)
     resource, number = np.divmod(keys, max(1, len(leads)))
     groups_of_resource = starts(resource, holds.num_resources)
-    each = np.diff(groups_of_resource)[holds.resource] if len(group) else np.zeros(0, np.int64)
-    hold = np.repeat(np.arange(len(holds.slot)), each)
-    first = np.repeat(np.cumsum(each) - each, each)
-    wake_group = groups_of_resource[holds.resource[hold]] + np.arange(len(hold)) - first
+    hold, wake_group = ranges(groups_of_resource[holds.resource], groups_of_resource[holds.resource + 1])
     return dict(
         hold_lead=lead,
         wake_of=starts(holds.slot[hold], len(alpha)),

@@ -9,11 +9,9 @@ Mathematics Doklady 11 (1970).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from taccl._internal.arrays import Ints
 from taccl._internal.kernels import compiled, inner
-
-Ints = NDArray[np.int64]
 
 
 @inner(allocates=True)

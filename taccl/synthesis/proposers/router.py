@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from taccl._internal.arrays import ranges
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.errors import CollectiveError
 from taccl.synthesis.kernels.fabric import Bools, Demand, Fabric, Floats, Int32s, Ints, starts
@@ -276,9 +277,7 @@ def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, F
     Links that are occupied exclusively count as further resources, numbered after the others.
     """
     slot, size = routes.slot, units[routes.chunk]
-    count = np.diff(fabric.hold_of)[slot]
-    hop = np.repeat(np.arange(len(slot)), count)
-    hold = np.arange(len(hop)) - np.repeat(np.cumsum(count) - count - fabric.hold_of[slot], count)
+    hop, hold = ranges(fabric.hold_of[slot], fabric.hold_of[slot + 1])
     ticks = fabric.hold_alpha[hold] + size[hop] * fabric.hold_beta[hold]
     alone = fabric.own_alpha[slot] + size * fabric.own_beta[slot]
     own = np.nonzero(alone)[0]

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl._internal.arrays import Ints
 from taccl.errors import NoSolutionError
 from taccl.problem.costs import hold_columns, link_ends, wide_links
 from taccl.synthesis.kernels.flow_kernel import largest_shortfall
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.problem.problem import Problem
-
-    Ints = NDArray[np.int64]
 
 
 #: Max capacity that is computed, so that sums of capacities fit into 64-bit integers.

@@ -22,15 +22,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import Ints
 from taccl.errors import NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.synthesis.kernels.fabric import Fabric
 from taccl.synthesis.kernels.flow_kernel import flow_up_to
 from taccl.synthesis.proposers.router import Routes
 from taccl.synthesis.trees.network import least_time, network_of, split_switches
-
-Ints = NDArray[np.int64]
-
 
 #: Max edges tried to extend all copies of a tree at once; then the edge that extends most copies is taken.
 _TRIES = 6

@@ -17,17 +17,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from taccl._internal.arrays import Flags, Floats
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.solvers.highs import minimise
 from taccl.synthesis.trees.network import Network, find_cut, network_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
 
 #: `_GRID`: number of equal units into which all sums together are divided. Shares and capacities are rounded
 #: to whole units, so that flows are integers.
@@ -97,9 +92,9 @@ class _Rows:
         ]
         self._phase: list[int] = []
         self._rate: list[float] = []
-        self._inside: list[Bools] = []
+        self._inside: list[Flags] = []
 
-    def add(self, phase: int, inside: Bools) -> None:
+    def add(self, phase: int, inside: Flags) -> None:
         """Add a set of nodes of a phase's network, unless data enters it without bandwidth cost."""
         network = self._networks[phase]
         rate = float(self.rates[phase][~inside[network.tail] & inside[network.head]].sum())
@@ -133,7 +128,7 @@ class _Rows:
         return None if found is None else (found.values[:n], found.values[n:largest].tolist())
 
 
-def _first_sets(problem: Problem) -> list[Bools]:
+def _first_sets(problem: Problem) -> list[Flags]:
     """Sets of ranks that often have the least incoming capacity: single ranks, and nodes."""
     num_ranks, node = problem.topology.num_ranks, np.array(problem.topology.node_of_rank)
     nodes = [node == each for each in np.unique(node)] if 1 < problem.topology.num_nodes < num_ranks else []
