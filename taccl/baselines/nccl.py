@@ -259,7 +259,8 @@ def nccl_bounded(
     - `nvls`: False if the choice was made without sums in switches.
     """
     library = library_name(problem.topology)
-    notes = [f"nccl stands for {library}, the library of these GPUs"] if library != "NCCL" else []
+    first = [f"nccl stands for {library}, the library of these GPUs"] if library != "NCCL" else []
+    notes = []
     if chosen.algorithm == "nvls" and not links_of_switches(problem.topology):
         notes.append("reductions in switches (NVLS) are on, as in NCCL (--no-nvls excludes them)")
         switched, known = with_switches(problem), problem.topology.assumed
@@ -275,8 +276,8 @@ def nccl_bounded(
         )
     if schedule.problem.topology.links != topology.links:
         notes.append(f"for the finish, {table_rates(chosen.algorithm)}; the bound is for full link rates")
-    notes += filter(None, (model_gap(schedule, chosen), _library_gap(problem, schedule, chosen, nvls=nvls)))
-    return replace(schedule.problem, topology=topology), tuple(notes)
+    first += filter(None, (_library_gap(problem, schedule, chosen, nvls=nvls), model_gap(schedule, chosen)))
+    return replace(schedule.problem, topology=topology), (*first, *notes)
 
 
 def model_gap(schedule: Schedule, chosen: Considered) -> str:

@@ -446,7 +446,8 @@ class Search:
         schedule, kept = options.kept(self.best)
         for message in dict.fromkeys(self.fallbacks):
             warn(message, FallbackWarning)
-        notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
+        # Most important first: notes on the problem are known before the search.
+        notes = tuple(dict.fromkeys((*faults, *self.fallbacks, *self.notes, *kept, *self.problem.notes)))
         versions = package_versions()
         self.record("overhead", "taccl", "done", options.began_s, message="time outside the other stages")
         seconds = time.monotonic() - options.began_s

@@ -213,21 +213,24 @@ class TestToDict:
         assert found.to_dict()["notes"] == list(problem.notes)
 
 
+@pytest.fixture(scope="module")
+def values(tmp_path_factory):
+    """The JSON object that the command prints."""
+    file = tmp_path_factory.mktemp("parameters") / "hasty.toml"
+    tables = HASTY.to_dict().items()
+    lines = [[f"[{name}]", *(f"{key} = {value}" for key, value in each.items())] for name, each in tables]
+    file.write_text("\n".join(itertools.chain.from_iterable(lines)))
+    words = (
+        f"synthesize ndv2/sk1 --collective allreduce --time-limit {AMPLE_S} --seed 5 --backend auto --json"
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main([*words.split(), "--parameters", str(file)]) == 0
+    return json.loads(printed.getvalue())
+
+
 @pytest.mark.slow
 class TestCommandLine:
     """``taccl synthesize --json``."""
-
-    @pytest.fixture(scope="class")
-    def values(self, tmp_path_factory):
-        """The JSON object that the command prints."""
-        file = tmp_path_factory.mktemp("parameters") / "hasty.toml"
-        tables = HASTY.to_dict().items()
-        lines = [[f"[{name}]", *(f"{key} = {value}" for key, value in each.items())] for name, each in tables]
-        file.write_text("\n".join(itertools.chain.from_iterable(lines)))
-        words = f"synthesize ndv2/sk1 --collective allreduce --time-limit {AMPLE_S} --seed 5 --backend auto --json"
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            assert main([*words.split(), "--parameters", str(file)]) == 0
-        return json.loads(printed.getvalue())
 
     def test_object(self, values):
         """The printed object has the fields of `to_dict`."""

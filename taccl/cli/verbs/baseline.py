@@ -75,7 +75,7 @@ def run(options: Namespace) -> Answer:
         return _predicted(problem, nvls=not options.no_nvls)
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
-    notes, bounded = [*schedule.problem.notes, *_ignored(problem, schedule)], schedule.problem
+    notes, bounded = _ignored(problem, schedule), schedule.problem
     considered: tuple[Considered, ...] = ()
     if matching(options.name, ["best"]):
         notes += _sooner_nccl(problem, schedule, options)
@@ -91,6 +91,7 @@ def run(options: Namespace) -> Answer:
         )
     except OutOfTime:
         bound = latency_bound(bounded)
+    notes += schedule.problem.notes  # the least important, as they are known beforehand
     result = Result(schedule, bound, f"baseline {options.name}", Stages(), took_s, notes=tuple(notes))
     if problem.chunks_open:
         with suppress(OutOfTime), options.deadline.enforced():

@@ -185,6 +185,6 @@ def _sketches_note(search: Search, tried: Sequence[SketchProposal]) -> str:
     ahead = next((each for each in tried if producer.endswith(f"sketch {each.sketch.name}")), None)
     off = "sketch='none' (--no-sketch) disables suggestions"
     if ahead is not None:
-        return f"the suggested sketch {ahead.sketch.name} led to this schedule: {ahead.why}; {off}"
+        return f"suggested sketch {ahead.sketch.name} led to this schedule (see `taccl suggest`); {off}"
     count = "1 suggested sketch" if len(tried) == 1 else f"{len(tried)} suggested sketches"
     return f"tried {count}; none improved the schedule; {off}"
