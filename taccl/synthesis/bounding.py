@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -107,15 +108,18 @@ def look_for_bound_over_all_chunkings(
     budget, since, left_s = search.parameters.budget, time.monotonic(), search.deadline.left_s
     # On a busy machine, the bound's minimum time is longer. For large problems it is capped, so that the
     # search does not exceed its time limit by much.
-    least_s = budget.least_every_s * busy_factor()
+    least_s, late_least_s = budget.least_every_s * busy_factor(), budget.least_every_s
     if not is_brief(search.problem):
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))
-        late_s = max(0.0, since - search.options.ends_s)
-        least_s = max(min(least_s, _LEAST_LATE_S), least_s - late_s / LIMIT_TIMES)
+        late_least_s = min(budget.least_every_s, _LEAST_LATE_S)
+    late_s, most_s = since - search.options.ends_s, math.inf
+    if late_s > 0:
+        least_s = min(least_s, max(late_least_s, budget.least_every_s - late_s / LIMIT_TIMES))
+        most_s = LIMIT_TIMES * least_s
     every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
     if limit_s is not None:
         every_s = limit_s / LIMIT_TIMES
-    every = bound_over_all_chunkings(known or no_bound(search.problem), budget_s=every_s)
+    every = bound_over_all_chunkings(known or no_bound(search.problem), budget_s=every_s, most_s=most_s)
     every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
     is_recorded = (name, every_us) in ((each.name, each.bound_us) for each in search.stages)
     if not is_recorded or time.monotonic() - since > _BRIEF_S:

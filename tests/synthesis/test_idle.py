@@ -92,7 +92,7 @@ def test_a_bound_cut_off_by_its_share_gets_the_rest_of_the_time(monkeypatch):
     problem = problem_of(ring(4), taccl.collectives.allgather(4))
     budgets = []
 
-    def bound(known, *, budget_s):
+    def bound(known, *, budget_s, **_):
         budgets.append(budget_s)
         return known
 

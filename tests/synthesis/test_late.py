@@ -71,7 +71,7 @@ def test_the_bound_over_all_chunkings_has_less_time_once_the_limit_has_passed(mo
     problem = taccl.make_problem(topologies.mesh(8, 8), "alltoall", size_bytes="1MB")
     budgets = []
     monkeypatch.setattr(
-        bounding, "bound_over_all_chunkings", lambda known, *, budget_s: budgets.append(budget_s)
+        bounding, "bound_over_all_chunkings", lambda known, *, budget_s, most_s: budgets.append(budget_s)
     )
     monkeypatch.setattr(bounding, "busy_factor", lambda: 1.0)
     search = Search(problem, Options(ends_s=time.monotonic() - late_s), Deadline.after(-1))

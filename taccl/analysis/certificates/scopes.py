@@ -44,7 +44,9 @@ _LEAST_DIFFERENCE = Fraction(1, 100)
 _CACHE = f"{__name__}.bound_over_all_chunkings"
 
 
-def bound_over_all_chunkings(bound: Certificate, *, budget_s: float | None = None) -> Certificate | None:
+def bound_over_all_chunkings(
+    bound: Certificate, *, budget_s: float | None = None, most_s: float = math.inf
+) -> Certificate | None:
     """Bound over all chunkings for the problem of `bound`; None if it would take too long.
 
     Padding to whole bytes does not count, since another chunking pads less. For large problems, the bound is
@@ -52,6 +54,7 @@ def bound_over_all_chunkings(bound: Certificate, *, budget_s: float | None = Non
 
     - `budget_s`: Approximate seconds. A cached bound that used up a much smaller budget is computed again.
       Default: a cached bound, or one computed in 1 s.
+    - `most_s`: Hard limit in seconds, also for small problems.
     """
     problem = bound.problem
     if bound.divisible:
@@ -62,7 +65,7 @@ def bound_over_all_chunkings(bound: Certificate, *, budget_s: float | None = Non
     known = found.get(bound.in_network)
     if known is None or (budget_s is not None and known.used_s * _LARGER < budget_s):
         budget_s = _BUDGET_S if budget_s is None else budget_s
-        end_s = math.inf if moves <= _BRIEF_MOVES else _END_TIMES * budget_s
+        end_s = min(most_s, math.inf if moves <= _BRIEF_MOVES else _END_TIMES * budget_s)
         if is_large:
             budget_s, end_s = 0.0, max(_CUT_S, end_s)
             if moves * _CUT_S_PER_MOVE > end_s:

@@ -47,6 +47,9 @@ from taccl.synthesis.transforms.switches import by_switches
 
 #: Share of the time to spend on baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
+#: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
+#: `_MOST_LATE_S`: max seconds past the time limit for them.
+_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
@@ -131,10 +134,18 @@ def _from_one_rank_first(search: Search) -> Search | None:
     """Propose the baselines that gain most from finer chunks: in the problem's chunks, then in finer ones.
 
     It runs if all chunks start or end at one rank. Such chunks follow one another along a tree, which is slow
-    unless they are cut. So these baselines precede all others.
+    unless they are cut. So these baselines precede all others, and have a minimum time.
     """
-    offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks == "root"])
-    return _finer_first(search) if search.has_found else None
+    limit = search.deadline
+    least_s = min(busy_factor() * _LEAST_ROOT_S, limit.later(_MOST_LATE_S).left_s)
+    late_s = limit.at_least(least_s).at_s - limit.at_s
+    search.allow(late_s)
+    try:
+        kinds = {"root", "both"} if search.problem.topology.num_nodes > 1 else {"root"}
+        offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks in kinds])
+        return _finer_first(search) if search.has_found else None
+    finally:
+        search.allow(-late_s)
 
 
 def _has_groups(problem: Problem) -> bool:

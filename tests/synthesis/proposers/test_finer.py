@@ -12,7 +12,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
 from taccl.baselines.tree_mixes import soonest_plan
 from taccl.synthesis.budget import run
-from taccl.synthesis.proposers import baseline_proposals, finer
+from taccl.synthesis.proposers import baseline_proposals, finer, table
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
 from taccl.topology.recognise import grid_of
@@ -34,6 +34,23 @@ def test_baselines_in_finer_chunks_come_last():
     assert found.best.finish < search.best.finish
     assert found.best.finish == taccl.baselines.best(problem).finish
     assert finer.offer_cut(search, search.deadline) is None, "none is made in finer chunks again"
+
+
+@pytest.mark.slow
+def test_data_of_one_rank_is_cut_even_if_time_is_up(monkeypatch):
+    """Trees between nodes and in finer chunks are tried even if the time limit has passed.
+
+    A broadcast of 16 MB on four nodes is then several times as fast as in one chunk.
+    """
+    monkeypatch.setattr(table, "_LEAST_ROOT_S", 100.0)
+    monkeypatch.setattr(table, "_MOST_LATE_S", 1000.0)
+    problem = taccl.make_problem(taccl.topologies.ndv2(4), "broadcast", size_bytes="16MB")
+    search = Search(replace(problem, chunks_open=False), Options(), Deadline.after(-1), asked=problem)
+    before = search.deadline
+    found = table._from_one_rank_first(search)
+    assert found.best.finish < search.best.finish / 2
+    assert "hierarchical" in found.best.producer
+    assert search.deadline.at_s == pytest.approx(before.at_s)
 
 
 @pytest.mark.slow
