@@ -66,6 +66,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("suggest ndv2 --nodes 2 --collective allgather --size 1MB --check ndv2/sk1", "--time-limit"),
     ("baseline best gb200-nvl72 --nodes 4 --collective alltoall --size 64MB", "--time-limit"),
     ("bound fully-connected:300 --collective alltoall --size 1MB", "--time-limit"),
+    ("bound fully-connected:1000 --collective alltoall --size 1MB", "--time-limit"),
     ("synthesize mesh:16x16 --collective alltoall --size 1MB", "--time-limit"),
 )
 _BUSY = "while True: pass"
