@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MOST_NODES = 16
 #: `_STARTS`: number of plans from which local search starts, the best by estimate.
 #: `_PATIENCE`: number of successive moves without gain after which a search ends.
-_STARTS, _PATIENCE = 4, 300
+_STARTS, _PATIENCE = 3, 600
 #: Numbers of pieces into which the search cuts the chunks of a rank at its start.
 _PIECES = (1, 2, 4, 8)
 

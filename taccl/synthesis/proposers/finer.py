@@ -46,9 +46,10 @@ from taccl.topology.recognise import grid_of
 #: into several numbers of parts.
 #: `_MERGED_PARTS`: numbers of parts with merged messages. The estimated finish of these forms is exact on
 #: regular machines, so only the one with the earliest estimate is built.
+#: `_MERGED_ARRIVALS`: max arrivals of chunks in such a form.
 #: `_SEPARATE_PARTS`: numbers of parts with one message per chunk. List scheduling of separate messages gains
 #: up to 25 % on large sums (dgx-h100 x4 allreduce).
-_MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4, 8), (2, 4)
+_MERGED_PARTS, _MERGED_ARRIVALS, _SEPARATE_PARTS = (1, 2, 8, 64), 300_000, (2, 4)
 
 #: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival and part to build and verify a form: (without merging, with
 #: merging). A form without merging takes longer, as a list scheduler times its sends.
@@ -172,7 +173,7 @@ class _Forms:
 
     def has_time(self, parts: int, *, merges: bool) -> bool:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
-        if parts > min(self.problem.chunk_bytes):
+        if parts > min(self.problem.chunk_bytes) or (merges and parts * self.arrivals > _MERGED_ARRIVALS):
             return False
         needed_s = busy_factor() * (self.plans_s + _FORM_S_PER_ARRIVAL[merges] * self.arrivals * parts)
         if self.mixed is not None and self.best is None:
