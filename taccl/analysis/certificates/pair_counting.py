@@ -126,6 +126,8 @@ def times_of(
 
     The chunk starts at one of the ranks `starts`, and travels over links between ranks of `among`.
     """
+    if num == 1:
+        return [0]
     inner, links = np.zeros(costs.num_ranks, dtype=bool), np.zeros(len(costs.src), dtype=bool)
     inner[list(among)], links[list(allowed)] = True, True
     links &= inner[costs.src] & inner[costs.dst]

@@ -97,6 +97,8 @@ def reached(
     - `starts`: Ranks from which the data may come, for shortest paths. Default: unknown.
     - `backwards`: True if source and destination of links are exchanged in `facts`.
     """
+    if most == 1 and not labels:
+        return [0]
     sender, awake = Fastest(passages_of(facts, links, facts.src).values()), steps(labels, most)
     near = None
     if starts is not None and len(starts) <= _MOST_STARTS:
