@@ -205,7 +205,7 @@ def test_only_merged_sends_that_may_be_wrong_are_read_one_by_one(monkeypatch):
     schedule = taccl.baselines.multiplying(problem, cut=False)
     assert schedule.num_sends < schedule.num_transfers
     read, is_one_send = [], sends._is_one_send
-    monkeypatch.setattr(sends, "_is_one_send", lambda *of: read.append(of[2]) or is_one_send(*of))
+    monkeypatch.setattr(sends, "_is_one_send", lambda *of: read.append(of[1]) or is_one_send(*of))
     assert verify(schedule).ok
     assert not read
     link = schedule.link.copy()
