@@ -4,9 +4,11 @@ from fractions import Fraction
 
 import pytest
 
+import taccl
 from taccl import collectives
 from taccl.analysis.certificates import flows
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import _commodities, _ends_in_fewer, multicommodity
 from taccl.sketch.group import Symmetries, find_symmetries
@@ -173,6 +175,18 @@ def test_random_fallbacks_hold(monkeypatch):
         assert (solved is None) == (flat is None)
         if solved is not None and flat is not None:
             assert flat[0] <= solved[0] * (1 + Fraction(1, 10**5))
+
+
+@pytest.mark.parametrize("name", ["ports", "detour", "scatter", "two origins"])
+def test_costs_beyond_double_precision_are_not_rounded_up(name, monkeypatch):
+    """Paths of 2^53 ticks and more are added exactly, or rounded down if there are too many arcs."""
+    topology, collective, _ = HAND[name]
+    problem = taccl.make_problem(topology, collective, chunk_bytes=2**55 + 1)
+    bound, witness, _ = multicommodity(Volume(problem, divisible=True), find_symmetries(problem))
+    assert bound == flows._priced(Facts(problem, divisible=True, in_network=False), witness)
+    monkeypatch.setattr(flows, "_MOST_WHOLE", 0)
+    rounded, _, _ = multicommodity(Volume(problem, divisible=True), find_symmetries(problem))
+    assert bound * (1 - Fraction(1, 2**48)) <= rounded <= bound
 
 
 def test_a_gather_is_one_commodity():

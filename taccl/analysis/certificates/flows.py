@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -33,8 +33,11 @@ _MAX_FLOWS = 400_000
 #: `_FLOWS_PER_S`: max variables per second of budget for the interior-point method, which seldom checks the
 #: clock.
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
-#: Max integer price, so that path costs stay exact in double precision.
+#: Max integer price.
 _PRICE_TOTAL = 10**6
+#: `_MOST_EXACT`: max length of a path that double precision adds exactly. `_MOST_WHOLE`: max arcs of all
+#: commodities for paths in whole numbers of any size, which take about 2 us per arc.
+_MOST_EXACT, _MOST_WHOLE = 2**53, 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +257,26 @@ def _proved(
     price: Sequence[int],
 ) -> Fraction:
     """Bound in ticks that prices prove: hold times of resources must pay for the cheapest paths of chunks."""
-    pays = np.array([sum(price[r] * t for r, t in held.items()) for held in volume.held], dtype=float)
+    num_ranks = volume.problem.topology.num_ranks
+    costs = [sum(price[r] * t for r, t in held.items()) for held in volume.held]
+    unit = math.gcd(*costs) or 1
+    longest = num_ranks * max(costs, default=0)
+    is_exact = longest // unit < _MOST_EXACT
+    is_whole = not is_exact and sum(len(each[0]) for each in arcs) <= _MOST_WHOLE
+    if not (is_exact or is_whole):  # cost of a link in units that double precision adds; at most the real one
+        unit = longest // _MOST_EXACT + 1
+    pays = np.array([cost // unit for cost in costs], dtype=object if is_whole else float)
     total = 0
     for each, (link, src, dst) in zip(commodities, arcs, strict=True):
-        cheapest = paths_from_nearest(volume.problem.topology.num_ranks, src, dst, pays[link], each.origins)
-        total += each.count * sum(int(cheapest[r]) * amount for r, amount in each.volume.items())
+        cheapest: Mapping[int, int] | NDArray[np.float64]
+        if is_whole:
+            out: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            for start, end, cost in zip(src.tolist(), dst.tolist(), pays[link].tolist(), strict=True):
+                out[start].append((end, cost))
+            cheapest = shortest_lengths(out, dict.fromkeys(each.origins, 0))
+        else:
+            cheapest = paths_from_nearest(num_ranks, src, dst, pays[link], each.origins)
+        total += each.count * unit * sum(int(cheapest[r]) * amount for r, amount in each.volume.items())
     return least_time(zip(price, idle.tolist(), strict=True), Fraction(total, volume.ticks_scale))
 
 
