@@ -14,6 +14,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.distances import Distances, shortest_times
 from taccl.analysis.verification.verify import verify
 from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.clauses import Clauses
 from taccl.problem.collective import Collective
 from taccl.topology.builder import TopologyBuilder
 from tests.arguments import arguments_for
@@ -64,6 +65,21 @@ def test_of_several_sources_the_first_counts():
 def test_a_link_that_is_left_out_leads_nowhere():
     """Given only link 2 -> 1 of the detour, the other ranks are unreachable."""
     assert shortest_times(detour(), (2,), 1).tolist() == [[0, inf, inf], [inf, 0, inf], [inf, 2, 0]]
+
+
+@pytest.mark.parametrize("max_hops", [None, 3])
+def test_times_beyond_double_precision_are_not_rounded_up(max_hops):
+    """Times of 2^53 ticks and more are at most the exact ones, and so are the bounds that follow from them."""
+    topology = linked("path", [0] * 4, [(0, 1, 0, 1), (1, 2, 0, 2), (2, 3, 0, 3)])
+    clauses = Clauses(max_hops=max_hops)
+    for odd in range(1, 12, 2):
+        problem = taccl.make_problem(
+            topology, custom(4, [([0], [3])]), chunk_bytes=2**54 + odd, clauses=clauses
+        )
+        costs = problem.costs
+        exact = sum(int(costs.chunk_units[0]) * beta for beta in costs.link_beta.tolist())
+        assert exact * (1 - 2**-40) < Distances(problem).heads(0)[3] <= exact
+        assert lower_bound(problem).check()
 
 
 def test_times_are_read_only():

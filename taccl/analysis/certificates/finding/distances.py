@@ -38,7 +38,8 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
     Returns
     -------
     (num_ranks, num_ranks) float64
-        Ticks from the row's rank to the column's; inf if there is no path. Whole numbers, exact below 2**53.
+        Ticks from the row's rank to the column's; inf if there is no path. Whole numbers, exact below 2**53,
+        else rounded down.
     """
     num_ranks = problem.topology.num_ranks
     arc, src, dst = arcs_of(problem, links)
@@ -52,8 +53,22 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
         direct = np.full((num_ranks, num_ranks), np.inf)
         np.minimum.at(direct, (src, dst), took)
         times = _over_few_links(direct, limit * (1 + problem.collective.sums_up))
+    times = _not_rounded_up(times)
     times.setflags(write=False)
     return times
+
+
+def _not_rounded_up(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times of paths, with those of 2**53 ticks and more reduced by more than the errors of their sums.
+
+    A path has fewer links than there are ranks. Each link adds two relative errors of at most 2**-53: of its
+    own time, and of the sum.
+    """
+    is_large = (times >= 2**53) & (times < np.inf)
+    if not is_large.any():
+        return times
+    share = (2 * times.shape[-1] + 4) * 2.0**-53
+    return np.where(is_large, np.floor(times * (1 - share)), times)
 
 
 def _over_few_links(direct: NDArray[np.float64], most: int) -> NDArray[np.float64]:
@@ -158,7 +173,7 @@ class Distances:
         costs = self.problem.costs
         length = (costs.link_alpha[arc] + units * costs.link_beta[arc]).astype(float)
         ends = (dst, src) if backwards else (src, dst)
-        return paths_from_nearest(num_ranks, *ends, length, ranks)
+        return _not_rounded_up(paths_from_nearest(num_ranks, *ends, length, ranks))
 
     @cached
     def arcs(self, number: int) -> Arcs:
