@@ -88,8 +88,12 @@ def _nvls(run: Run) -> Candidate:
     kb = run.size / 1000
     # Each round of the pipeline moves one chunk per block and rank through the switch.
     turn_kb = np.minimum(_nvls_chunk(run) * tuning.NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
-    hop_us = tuning.NVLS_HOP_US.get(costs.generation, PROTOCOLS[_SIMPLE].ring_hop_us) * costs.node_latency
-    turn_us = turn_kb / (rate * costs.node_rate) + hop_us
+    hop_us = tuning.NVLS_HOP_US.get(costs.generation, PROTOCOLS[_SIMPLE].ring_hop_us)
+    turn_us = turn_kb / (rate * costs.node_rate) + hop_us * costs.node_latency
+    if costs.generation in tuning.NVLS_ROUND:
+        round_us, block_rate = tuning.NVLS_ROUND[costs.generation]
+        of_blocks = block_rate * tuning.NVLS_BLOCKS[costs.generation][m > 1]
+        turn_us = np.maximum(turn_us, round_us * costs.node_latency + turn_kb / of_blocks)
     network_us = turn_kb * across / run.network if m > 1 else np.zeros_like(kb)
     num_turns = kb / np.maximum(turn_kb, 1e-9)
     latency_us = tuning.NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)

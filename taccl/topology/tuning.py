@@ -88,9 +88,12 @@ SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
 #: `NVLS_US`: base time in us of reductions in NVSwitch (NVLS).
 TREE_SHARE, NVLS_US = 0.92, 25
 #: Time in us that a round of NVLS chunks takes in addition to its bytes, for GPU generations that differ from
-#: a ring's hop under simple. On 8 B200 (published log), rounds of 32, 64 and 128 KiB per chunk take 20 to 23,
-#: 29 and 52 us. That is 9, 5 and 3.5 us more than their bytes at NCCL's rate.
+#: a ring's hop under simple.
 NVLS_HOP_US = {"Blackwell": 5.0}
+#: {GPU generation: (least time of a round in us, GB/s of each thread block in it)}: a round takes no less.
+#: On 8 B200 (published log), rounds of 16, 32, 64 and 128 KiB per chunk take 16, 20 to 23, 29 and 52 us, the
+#: last at the switch's rate. A log of another cluster confirms these times.
+NVLS_ROUND = {"Blackwell": (11.0, 28.5)}
 #: Time in us of a hop between nodes for NVLS reductions joined by trees.
 NVLS_NETWORK_US = 20.9
 #: Maximum number of ranks per node for NVLS multicasts (``src/include/device.h``).
