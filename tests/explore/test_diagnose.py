@@ -1153,7 +1153,7 @@ def test_the_algorithm_of_unjudged_figures_is_named():
     """188 us for small messages on two racks are those of trees, and so is 0.65 of the rate of NVLS on 20."""
     facts = Facts(
         "allreduce", 20, 0.65, 2.8, {"ring": 0.65}, untested="more than 3 racks", small_untested="racks",
-        algorithm_shares={"tree": 0.6, "ring": 0.9}, small_ratios={"nvls": 0.45, "tree": 1.01},
+        algorithm_shares={"tree": 0.6, "ring": 0.9}, small_ratios={"nvls": 0.48, "tree": 1.01},
     )  # fmt: skip
     said = conclusion(facts, causes_of(facts), None)
     assert "2.5 times too fast (algorithm tree has this rate)" in said
@@ -1162,7 +1162,7 @@ def test_the_algorithm_of_unjudged_figures_is_named():
     expected = Expectation(series, taccl.topologies.gb200_nvl72(nodes=2))
     times_us = expected.algorithm_us(8)
     assert times_us["tree"] == pytest.approx(188, rel=0.02)
-    assert times_us["nvls"] == pytest.approx(84, rel=0.02)
+    assert times_us["nvls"] == pytest.approx(90, rel=0.02)
 
 
 @pytest.mark.parametrize(("nodes", "is_noted"), [(16, False), (17, True)])
