@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from taccl._internal.arrays import ranges
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl.errors import TopologyError
@@ -157,9 +158,7 @@ class ShortestRoutes:
         lengths[relayed], over = self._relayed_links(pairs[relayed])
         links = np.repeat(direct, lengths)
         links[links < 0] = over
-        each = lengths[which]
-        pair = np.repeat(np.arange(len(which)), each)
-        hop = np.arange(len(pair)) - np.repeat(np.cumsum(each) - each, each)
+        pair, hop = ranges(np.zeros(len(which), np.int64), lengths[which])
         return pair, hop, links[(np.cumsum(lengths) - lengths)[which[pair]] + hop]
 
     def _relayed_links(self, pairs: Ints) -> tuple[Ints, Ints]:

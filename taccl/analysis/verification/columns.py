@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import ranges
 from taccl.errors import InputError
 from taccl.problem.chunks import RankSets
 from taccl.problem.costs import cost_columns, link_ends, wide_links
@@ -95,12 +96,10 @@ class LinkEnds(NamedTuple):
     def _of(
         self, low: NDArray[np.int64], high: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        each = high - low
-        if (each == 1).all():
-            return np.arange(len(each)), self.rank[low]
-        send = np.repeat(np.arange(len(each)), each)
-        place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
-        return send, self.rank[low[send] + place]
+        if (high - low == 1).all():
+            return np.arange(len(low)), self.rank[low]
+        send, place = ranges(low, high)
+        return send, self.rank[place]
 
 
 class ExactTicks:

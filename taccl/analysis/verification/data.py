@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import ranges
 from taccl.analysis.verification.columns import BLOCK, Columns, LinkEnds, flat_sets, roots_of
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
 from taccl.analysis.verification.loops import (
@@ -240,9 +241,7 @@ def accept_copies_sorted(
 
     def places(low: NDArray[np.int64], high: NDArray[np.int64], ranks: NDArray[np.int64]) -> Any:
         """(chunk, place, row of `ranks`) columns of ``ranks[low[c]:high[c]]`` for each chunk c."""
-        each = high - low
-        chunk = np.repeat(np.arange(count), each)
-        at = np.arange(len(chunk)) + np.repeat(low - (np.cumsum(each) - each), each)
+        chunk, at = ranges(low, high)
         return chunk, chunk * num_ranks + ranks[at], at
 
     _, given, _ = places(chunks.given, chunks.given_end, chunks.origins)

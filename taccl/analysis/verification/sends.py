@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import ranges
 from taccl.analysis.verification.columns import Block, Columns
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
 from taccl.analysis.verification.loops import NEVER, Held, Holds, fitted, list_holds, sweep
@@ -214,10 +215,9 @@ class Contention:
     def _held(self, block: Block) -> tuple[Held, int]:
         """The same by arrays, without a loop."""
         holds, sent = self._holds, np.flatnonzero(block.units >= 0)
-        first = holds.of_link[block.link[sent]]
-        each = holds.of_link[block.link[sent] + 1] - first
-        send = np.repeat(sent, each)
-        at = np.arange(len(send)) + np.repeat(first - (np.cumsum(each) - each), each)
+        link = block.link[sent]
+        row, at = ranges(holds.of_link[link], holds.of_link[link + 1])
+        send = sent[row]
         length = -(-(holds.alpha[at] + block.units[send] * holds.beta[at]) // holds.divisor)
         begin = np.where(holds.receives[at], block.end[send] - length, block.start[send])
         columns = holds.resource[at], begin, begin + length, block.first + send
