@@ -297,7 +297,7 @@ def test_damaged_results_are_computed_again(run, stored):
     """If two cached results are damaged in any way, figures are computed again, with one warning for both."""
     for words, (rows, paths) in stored.items():
         whole = [path.read_bytes() for path in paths]
-        for damage in list(DAMAGE.values())[:: 1 if MANY else 4 if words[0] == "compare" else 7]:
+        for damage in list(DAMAGE.values())[:: 1 if MANY else 7 if words[0] == "compare" else 11]:
             for path, content in zip(paths, whole, strict=True):
                 path.write_bytes(content)
                 damage(path)

@@ -179,7 +179,7 @@ def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
     """On a full disk the message names the given path, the exit code is 2, and the old file stays."""
     schedule, plan = tmp_path / "schedule.json", tmp_path / "plan"
     assert run("baseline", "ring", *SMALL, "-o", schedule)[0] == 0
-    once = ("--collective", "allgather", "--sizes", "1KB", "--time-limit", "1", "--backend", "greedy")
+    once = ("--collective", "allgather", "--sizes", "1KB", "--time-limit", "0.2", "--backend", "greedy")
     assert run("plan", "ring:4", *once, "-o", plan)[0] == 0
     index = plan / "plan.json"
     old = {tmp_path / name: f"old {name}" for name in ("s.json", "a.xml", "page.html")} | {
