@@ -41,8 +41,8 @@ class Fabric(NamedTuple):
     """Arrays of links by slot, of the resources that links share, and of rates at which ranks receive.
 
     A send of u units over a slot takes ``alpha + u * beta`` ticks. The slot is free again after ``own_alpha +
-    u * own_beta``, which covers resources that a single link uses on its sending side. All other holds
-    (occupations of resources) are rows of the `hold_` arrays.
+    u * own_beta``, which covers resources that no other link uses, if holds begin at a fixed time. All other
+    holds (occupations of resources) are rows of the `hold_` arrays.
     """
 
     num_ranks: int
@@ -162,6 +162,31 @@ def make_fabric(problem: Problem) -> Fabric:
     )
 
 
+def are_alike(one: Fabric, other: Fabric) -> bool:
+    """True if two fabrics differ only in the numbers of their links and resources.
+
+    Slots are compared in order; the resources of a slot may be listed in another order.
+    """
+    if (one.num_ranks, one.num_slots, one.num_resources) != (
+        other.num_ranks,
+        other.num_slots,
+        other.num_resources,
+    ):
+        return False
+    columns = "src", "dst", "speed", "alpha", "beta", "own_alpha", "own_beta", "hold_of"
+    if not all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns):
+        return False
+    slot, held = np.repeat(np.arange(one.num_slots), np.diff(one.hold_of)), []
+    for each in (one, other):
+        keys = each.hold_beta, each.hold_alpha, each.hold_receives
+        order = np.lexsort((*keys, slot))
+        held.append([column[order] for column in (*keys, each.hold_resource)])
+    if not all(map(np.array_equal, held[0][:-1], held[1][:-1])):
+        return False
+    pairs = np.unique(held[0][-1] * max(1, one.num_resources) + held[1][-1])
+    return len(pairs) == len(np.unique(held[0][-1])) == len(np.unique(held[1][-1]))
+
+
 def most_merged(problem: Problem, least_share: float) -> Ints:
     """(num_links,) max chunks of a send over each link; 1 where merging saves too little.
 
@@ -231,7 +256,11 @@ def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
     some = usable[columns.link]
     link, resource, receives = columns.link[some], columns.resource[some], columns.receives[some]
     alpha, beta = costs.hold_alpha[some], costs.hold_beta[some]
-    private = (np.bincount(resource, minlength=1)[resource] == 1) & ~receives
+    # A hold that is as long as the send begins with it, too.
+    receives = receives & ((alpha != costs.link_alpha[link]) | (beta != costs.link_beta[link]))
+    # The hold of a resource that no other link uses may begin at any fixed time after the start of a send.
+    is_fixed = ~receives | (beta == costs.link_beta[link])
+    private = (np.bincount(resource, minlength=1)[resource] == 1) & is_fixed
     # Consecutive sends on a link start at least its longest hold apart.
     own_alpha, own_beta = np.zeros(num_links, np.int64), np.zeros(num_links, np.int64)
     np.maximum.at(own_alpha, link, alpha)

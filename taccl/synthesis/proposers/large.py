@@ -8,9 +8,9 @@ are few enough, chunks that wait for the same link are merged afterwards. No Pyt
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,14 @@ from taccl.problem.costs import hold_columns, wide_links
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule, make_schedule
 from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement
-from taccl.synthesis.kernels.fabric import Demand, Fabric, most_merged, problem_arrays, sharing_latency
+from taccl.synthesis.kernels.fabric import (
+    Demand,
+    Fabric,
+    are_alike,
+    most_merged,
+    problem_arrays,
+    sharing_latency,
+)
 from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.queues import routes_of, send_together
@@ -105,16 +112,30 @@ def schedule_large(
     limit_s = math.inf if time_limit_s is None else share * time_limit_s
     limits = Limits(deadline, None, target_ticks // len(phases), num_runs, seed, spill_dir, parameters)
     merges = merges and spill_dir is None and _may_merge(problem, parameters)
+    known: list[_Scheduled] = []
     found: Iterator[Any] = (
-        _schedule_phase(phase, len(phases) - 1 - place, limit_s, limits, merges=merges)
+        _schedule_phase(phase, len(phases) - 1 - place, limit_s, limits, known, merges=merges)
         for place, phase in enumerate(phases)
     )
     joined = join(problem, found, retimed=merges, spill_dir=spill_dir)
     return joined if joined.num_transfers > MANY else joined.in_order()
 
 
-def _schedule_phase(phase: Phase, behind: int, limit_s: float, limits: Limits, *, merges: bool) -> Schedule:
-    """Schedule of one phase of a problem, after which `behind` further phases are searched."""
+class _Scheduled(NamedTuple):
+    """Arrays of a phase, and its schedule."""
+
+    fabric: Fabric
+    demand: Demand
+    schedule: Schedule
+
+
+def _schedule_phase(
+    phase: Phase, behind: int, limit_s: float, limits: Limits, known: list[_Scheduled], *, merges: bool
+) -> Schedule:
+    """Schedule of one phase of a problem, after which `behind` further phases are searched.
+
+    - `known`: Phases scheduled so far. A phase that is alike takes over the schedule; this one is added.
+    """
     problem, deadline = phase.problem, limits.deadline
     limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:
@@ -122,6 +143,11 @@ def _schedule_phase(phase: Phase, behind: int, limit_s: float, limits: Limits, *
         return _schedule(problem, Sends(nothing, nothing, nothing, 0))
     with deadline.scope(_DOING[phase.name], ahead=float(behind)):
         fabric, demand = problem_arrays(problem)
+        is_plain = problem.clauses == problem.clauses.only("merge")
+        may_share = is_plain and not merges and limits.spill_dir is None
+        for each in known:
+            if may_share and are_alike(each.fabric, fabric) and _are_equal(each.demand, demand):
+                return _over_other_links(each, problem, fabric)
         is_masked = has_chunk_masks(problem)
         search = partial(spread_masked, problem) if is_masked else spread
         found = search(fabric, demand, limits)
@@ -131,6 +157,8 @@ def _schedule_phase(phase: Phase, behind: int, limit_s: float, limits: Limits, *
         is_open = limits.num_runs is None and schedule.finish_ticks > limits.target_ticks
         is_over = deadline.has_passed or demand.target is not None
         if is_masked or not is_open or is_over or not suits_improvement(problem):
+            if may_share and behind:
+                known.append(_Scheduled(fabric, demand, schedule))
             return schedule
         turns = max(_LEAST_TURNS, _TURN_SENDS // max(1, schedule.num_transfers))
         whole = schedule.in_order()
@@ -140,6 +168,20 @@ def _schedule_phase(phase: Phase, behind: int, limit_s: float, limits: Limits, *
         order = np.argsort(better.start, kind="stable")
         columns = better.chunk[order], better.link[order].astype(np.int32), better.start[order]
         return _schedule(problem, Sends(*columns, better.finish_ticks))
+
+
+def _are_equal(one: Demand, other: Demand) -> bool:
+    """True if two demands have the same chunks, in the same order."""
+    columns = ((getattr(each, field.name) for field in fields(Demand)) for each in (one, other))
+    return all(a is b or (a is not None and np.array_equal(a, b)) for a, b in zip(*columns, strict=True))
+
+
+def _over_other_links(found: _Scheduled, problem: Problem, fabric: Fabric) -> Schedule:
+    """The schedule of another phase, over the links at the same slots of this phase's fabric."""
+    kept = found.schedule.kept
+    link_of = np.zeros(int(found.fabric.link.max(initial=0)) + 1, np.int32)
+    link_of[found.fabric.link] = fabric.link
+    return Schedule(problem, kept.chunk, narrow(link_of[kept.link]), kept.start, producer=COMPILED)
 
 
 def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:

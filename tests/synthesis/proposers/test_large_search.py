@@ -25,9 +25,11 @@ from taccl.problem.making import make_problem
 from taccl.schedule.spill import ScheduleSummary
 from taccl.synthesis.options import Observer
 from taccl.synthesis.parameters import SearchParameters
-from taccl.synthesis.proposers import compiling, large_search, queues, router, spreading, table
+from taccl.synthesis.proposers import compiling, large, large_search, queues, router, spreading, table
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
+from taccl.topology.named import parse_named
+from taccl.topology.transform import degraded
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import MANY
 
@@ -45,6 +47,21 @@ synthesize_module = import_module("taccl.synthesis.synthesize")
 #: Problems of more than a thousand hops count as large, so that tests stay small.
 FEW = SearchParameters.from_dict({"choice": {"most_hops": 1000}})
 synthesize = partial(taccl.synthesize, parameters=FEW)
+
+
+def test_phases_that_are_alike_are_searched_once(monkeypatch):
+    """The copies of an allreduce take over the schedule of its sums if links look alike in both phases.
+
+    They differ if one link is slower than its reverse.
+    """
+    searched, search = [], large.spread
+    monkeypatch.setattr(large, "spread", lambda *given: searched.append(1) or search(*given))
+    pipelined = parse_named("torus:3x4", alpha_meaning="pipelined").to_topology()
+    slower = degraded(topologies.ring(5), {(0, 1): 0.5})
+    for topology, runs in ((pipelined, 1), (topologies.dgx_h100(2), 1), (slower, 2)):
+        searched.clear()
+        schedule = schedule_large(problem_of(topology, "allreduce"), num_runs=1)
+        assert taccl.verify(schedule).ok and len(searched) == runs
 
 
 class TestPhases:
