@@ -30,6 +30,7 @@ from taccl.analysis.certificates.finding.gates import (
     gates_of,
     labels_of,
     nearest,
+    nearest_by_node,
     spread_times,
 )
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
@@ -42,7 +43,7 @@ _MOST_SETS = 8
 #: values.
 _MOST_STEPS = 12
 #: Shortest paths also limit arrival times if a chunk can start at no more than this number of ranks.
-#: If it can start at more, only the rate at which data spreads limits them.
+#: If it can start at more, shortest paths between nodes do.
 _MOST_RANKS = 256
 
 
@@ -133,9 +134,10 @@ def times_of(
     links &= inner[costs.src] & inner[costs.dst]
     out = gates_of(costs, np.flatnonzero(links), costs.src, np.zeros_like(costs.src))
     received = spread_times(fastest_senders(out), [0], num)
-    if len(starts) <= _MOST_RANKS:
-        received = np.maximum(received, nearest(costs, links, np.array(sorted(starts)), inner)[:num]).tolist()
-    return received
+    near = nearest if len(starts) <= _MOST_RANKS else nearest_by_node
+    soonest = near(costs, links, np.array(sorted(starts)), inner)
+    times: list[int] = np.maximum(received, soonest[:num]).tolist()
+    return times
 
 
 def steps_of(times: Sequence[int]) -> list[tuple[int, int]]:

@@ -20,8 +20,9 @@ from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages, passages_of
 from taccl.schedule.combine import reduce_phase
 
-#: Max starting ranks for which shortest paths also limit the numbers of arrivals.
-_MOST_STARTS = 256
+#: `_MOST_STARTS`: max starting ranks for which shortest paths between ranks also limit the numbers of
+#: arrivals. `_MOST_NODES`: max nodes for which shortest paths between nodes do, if more ranks start.
+_MOST_STARTS, _MOST_NODES = 256, 256
 #: [(since, more), ...]: from tick `since` on, `more` additional senders may hold data.
 Steps = Sequence[tuple[int, int]]
 
@@ -103,6 +104,8 @@ def reached(
     near = None
     if starts is not None and len(starts) <= _MOST_STARTS:
         near = facts.nearest(links, starts, backwards=backwards)
+    elif starts is not None and facts.topology.num_nodes <= _MOST_NODES:
+        near = facts.nearest_by_node(links, starts, backwards=backwards)
 
     def arrived(ticks: int) -> int:
         number = 1 + sender.by(ticks, awake)

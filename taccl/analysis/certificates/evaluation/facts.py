@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -117,6 +117,28 @@ class Facts:
         """Min ticks for a chunk to reach 1, 2, ... ranks from one start, over all starts."""
         out = self.arcs({e: self.took(e, self.units[0]) for e in links}, backwards=backwards)
         times = [sorted(shortest_lengths(out, {rank: 0}).values()) for rank in starts]
+        return list(map(min, zip_longest(*times, fillvalue=NEVER)))
+
+    def nearest_by_node(
+        self, links: Sequence[int], starts: Collection[int], *, backwards: bool = False
+    ) -> list[int]:
+        """Lower bounds on the times of `nearest`, if links inside nodes take no time."""
+        node, lengths = self.topology.node_of_rank, dict[tuple[int, int], int]()
+        ranks = set(starts)
+        for e in links:
+            src, dst = (self.topology.links[e].src, self.topology.links[e].dst)
+            ranks.update((src, dst))
+            ends = (node[dst], node[src]) if backwards else (node[src], node[dst])
+            took = self.took(e, self.units[0])
+            lengths[ends] = min(took, lengths.get(ends, took))
+        out: Arcs = defaultdict(list)
+        for (a, b), length in lengths.items():
+            out[a].append((b, length))
+        sizes = Counter(node[rank] for rank in ranks)
+        times = []
+        for start in {node[rank] for rank in starts}:
+            there = shortest_lengths(out, {start: 0})
+            times.append(sorted(time for other, time in there.items() for _ in range(sizes[other])))
         return list(map(min, zip_longest(*times, fillvalue=NEVER)))
 
     def _shortest(self, out: Arcs, starts: dict[int, int]) -> dict[int, int]:

@@ -34,6 +34,8 @@ Ints = NDArray[np.int64]
 FOREVER = 2**61
 #: Max ranks for which all-pairs distances are used.
 _MOST_RANKS = 2_048
+#: Max nodes for which distances between nodes are used.
+_MOST_NODES = 256
 
 
 class GateCosts:
@@ -52,6 +54,7 @@ class GateCosts:
         self.link_alpha, self.link_beta = costs.link_alpha, costs.link_beta * units
         self.src, self.dst = link_ends(problem.topology)
         self.num_ranks = problem.topology.num_ranks
+        self.node = np.array(problem.topology.node_of_rank, dtype=np.int64)
         self.max_merge = clauses.max_merge
         self.merges = np.zeros(len(self.src), dtype=bool)
         if clauses.max_merge > 1:
@@ -248,6 +251,24 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
     ends = place[costs.src[links]], place[costs.dst[links]]
     times = shortest_paths(num, *ends, took, np.unique(place[starts]))
     soonest = np.sort(times, axis=1).min(axis=0, initial=np.inf)
+    return np.where(np.isfinite(soonest), soonest, FOREVER).astype(np.int64)
+
+
+def nearest_by_node(
+    costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]
+) -> Ints:
+    """Lower bounds on the times of `nearest`, from shortest paths between nodes.
+
+    Links inside nodes take no time. All times are 0 if there are more than `_MOST_NODES` nodes.
+    """
+    sizes = np.bincount(costs.node[inner], minlength=int(costs.node.max()) + 1)
+    first = np.unique(costs.node[starts])
+    if len(sizes) > _MOST_NODES:
+        return np.zeros(int(sizes.sum()), dtype=np.int64)
+    ends = costs.node[costs.src[links]], costs.node[costs.dst[links]]
+    far, took = ends[0] != ends[1], (costs.link_alpha + costs.link_beta)[links]
+    times = shortest_paths(len(sizes), ends[0][far], ends[1][far], took[far], first)
+    soonest = np.sort(np.repeat(times, sizes, axis=1), axis=1).min(axis=0, initial=np.inf)
     return np.where(np.isfinite(soonest), soonest, FOREVER).astype(np.int64)
 
 
