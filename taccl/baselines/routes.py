@@ -80,7 +80,7 @@ class ShortestRoutes:
         """Source, destination and length of the fastest link between each pair of ranks, (3, num_arcs).
 
         A length is the ticks times the number of ranks, plus one: of equally fast routes, the one with fewer
-        hops is the shortest.
+        hops is the shortest. Ticks are in a unit in which double precision adds the longest route exactly.
         """
         code, link = self._fastest
         ticks = np.array(self.ticks, np.int64)[link]
@@ -107,8 +107,12 @@ class ShortestRoutes:
     def _num_ranks(self) -> int:
         return self._topology.num_ranks
 
+    @cached_property
+    def _unit(self) -> int:
+        return max(self.ticks, default=0) * self._num_ranks**2 // 2**53 + 1
+
     def _length(self, ticks: Ticks) -> Ticks:
-        return ticks * self._num_ranks + 1
+        return ticks // self._unit * self._num_ranks + 1
 
     @cached
     def route(self, src: int, dst: int) -> list[int]:

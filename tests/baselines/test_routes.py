@@ -76,3 +76,15 @@ def test_paths_into_a_rank_are_found_in_arrays(monkeypatch):
     assert lengths == sorted(lengths, reverse=True)
     assert all(problem.topology.links[link].src == rank for _, rank, hops in rows for _, link in hops)
     assert {rank for _, rank, _ in rows} == set(range(16)) - {3}
+
+
+def test_times_beyond_double_precision_have_routes():
+    """Links of 2^53 ticks and more have shortest routes, up to the precision of their unit."""
+    topology, random = topologies.parse("mesh:3x3"), np.random.default_rng(0)
+    ticks = tuple(int(each) for each in random.integers(2**56, 2**59, len(topology.links)))
+    found, fine = (ShortestRoutes(topology, times) for times in (ticks, tuple(each >> 16 for each in ticks)))
+    src, dst = np.nonzero(~np.eye(9, dtype=bool))
+    found.hops(src, dst)
+    for ends in zip(src.tolist(), dst.tolist(), strict=True):
+        took, least = (sum(ticks[link] for link in routes.route(*ends)) for routes in (found, fine))
+        assert took == pytest.approx(least, rel=1e-9)
