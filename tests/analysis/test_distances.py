@@ -82,6 +82,15 @@ def test_times_beyond_double_precision_are_not_rounded_up(max_hops):
         assert lower_bound(problem).check()
 
 
+@pytest.mark.parametrize("make", [collectives.broadcast, collectives.reduce])
+def test_spreads_beyond_double_precision_are_not_rounded_up(make):
+    """Two hops of an odd number of ticks above 2^53 are not rounded up by bounds on how chunks spread."""
+    ends = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 1), (2, 3), (3, 0), (3, 1), (3, 2)]
+    topology = linked("sparse", [0] * 4, [(src, dst, 1, 1) for src, dst in ends])
+    problem = taccl.make_problem(topology, make(4, root=0), chunk_bytes=18139877402061931)
+    assert lower_bound(problem).check()
+
+
 def test_times_are_read_only():
     """The array of times is read-only, since callers share it."""
     times = shortest_times(detour(), (0, 1, 2), 1)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.caching import cached
-from taccl._internal.graph_algorithms import paths_from_nearest, shortest_paths
+from taccl._internal.graph_algorithms import not_rounded_up, paths_from_nearest, shortest_paths
 from taccl.analysis.certificates.finding.gates import FOREVER, Ints
 from taccl.problem.chunks import RankSets
 from taccl.problem.costs import hold_columns, link_ends, wide_links
@@ -53,22 +53,9 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
         direct = np.full((num_ranks, num_ranks), np.inf)
         np.minimum.at(direct, (src, dst), took)
         times = _over_few_links(direct, limit * (1 + problem.collective.sums_up))
-    times = _not_rounded_up(times)
+    times = not_rounded_up(times)
     times.setflags(write=False)
     return times
-
-
-def _not_rounded_up(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Times of paths, with those of 2**53 ticks and more reduced by more than the errors of their sums.
-
-    A path has fewer links than there are ranks. Each link adds two relative errors of at most 2**-53: of its
-    own time, and of the sum.
-    """
-    is_large = (times >= 2**53) & (times < np.inf)
-    if not is_large.any():
-        return times
-    share = (2 * times.shape[-1] + 4) * 2.0**-53
-    return np.where(is_large, np.floor(times * (1 - share)), times)
 
 
 def _over_few_links(direct: NDArray[np.float64], most: int) -> NDArray[np.float64]:
@@ -173,7 +160,7 @@ class Distances:
         costs = self.problem.costs
         length = (costs.link_alpha[arc] + units * costs.link_beta[arc]).astype(float)
         ends = (dst, src) if backwards else (src, dst)
-        return _not_rounded_up(paths_from_nearest(num_ranks, *ends, length, ranks))
+        return not_rounded_up(paths_from_nearest(num_ranks, *ends, length, ranks))
 
     @cached
     def arcs(self, number: int) -> Arcs:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.graph_algorithms import shortest_paths
+from taccl._internal.graph_algorithms import not_rounded_up, shortest_paths
 from taccl._internal.units import format_count
 from taccl.analysis.certificates.certificate import Labels
 from taccl.problem.costs import hold_columns, link_ends
@@ -249,7 +249,7 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
     place = np.cumsum(inner) - 1
     took = (costs.link_alpha + costs.link_beta)[links]
     ends = place[costs.src[links]], place[costs.dst[links]]
-    times = shortest_paths(num, *ends, took, np.unique(place[starts]))
+    times = not_rounded_up(shortest_paths(num, *ends, took, np.unique(place[starts])))
     soonest = np.sort(times, axis=1).min(axis=0, initial=np.inf)
     return np.where(np.isfinite(soonest), soonest, FOREVER).astype(np.int64)
 
