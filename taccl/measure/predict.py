@@ -126,6 +126,9 @@ def predict(
     costs = replace(costs, nvls=costs.nvls and nvls, sharp=sharp, ranks_per_process=ranks_per_process or 0)
     launch = used.launch
     assert launch is not None, "it has launch costs"
+    own_us = PROFILES[machine][0].launch_under(used.name)
+    if own_us is not None:
+        launch = replace(launch, us=float(own_us))
     if launch.predict:
         of_own = used.made("predict", Prediction, costs, collective, num_ranks, nodes, float(size))
         return replace(of_own, source=of_own.source or launch.source)

@@ -21,6 +21,7 @@ from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.topology.tuning import (
     KERNEL_LAUNCH,
     KERNEL_LAUNCH_US,
+    KERNEL_LAUNCHES,
     LAUNCH,
     LAUNCH_US,
     LL_GB_PER_S,
@@ -105,6 +106,7 @@ def _by_protocol(
     costs: Mapping[str, tuple[Any, Any, Any]],
     source: str,
     most: Constant | None = None,
+    generation: str = "",
 ) -> Profile:
     """Profile of a library: its rate inside a node, and latencies and bandwidth share of each protocol.
 
@@ -113,6 +115,7 @@ def _by_protocol(
 
     - `costs`: {protocol: (base in us, hop in us, share of the bandwidth)}.
     - `most`: Maximum rate of LL inside a node; None if not limited.
+    - `generation`: Generation of NVIDIA's GPUs; empty for others.
     """
     network = NETWORKS[INSTANCES[nominal.machine].network] if nominal.machine in INSTANCES else None
 
@@ -139,7 +142,8 @@ def _by_protocol(
     }
     simple, ll, ll128 = (costs_of(table) for table in (PROTOCOLS[2], *PROTOCOLS[:2]))
     constants = tuple(simple.of(given.get(each.name, each)) for each in nominal.constants)
-    launches = (Constant("mscclpp.launch_us", Fraction(str(KERNEL_LAUNCH_US)), KERNEL_LAUNCH),)
+    kernel_us, said = KERNEL_LAUNCHES.get(generation, (KERNEL_LAUNCH_US, KERNEL_LAUNCH))
+    launches = (Constant("mscclpp.launch_us", Fraction(str(kernel_us)), said),)
     protocols = (simple, ll, ll128)
     return Profile(nominal.machine, name, constants, launch, protocols, runtime=name, launches=launches)
 
@@ -184,7 +188,8 @@ def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
             rates = Fraction(model.num_nvlinks, peers) * Fraction(rate)
         most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[model.generation]), SOURCE)
         launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
-        return _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most), nominal
+        of_library = _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most, model.generation)
+        return of_library, nominal
     if model.rccl is None:  # the costs of libraries are unknown
         return (nominal,)
     source = f"taccl fit of published rccl-tests logs of one node: {model.rccl.logs}"

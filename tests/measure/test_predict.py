@@ -383,6 +383,14 @@ def test_the_source_is_of_the_machine(machine, source):
     assert source in taccl.predict(machine, "allreduce", "1MB").source
 
 
+@pytest.mark.parametrize(("size_kb", "measured_us"), [(24, 6.18), (48, 6.62), (72, 6.91)])
+def test_kernels_start_sooner_on_hopper(size_kb, measured_us):
+    """The launch of a kernel takes 0.7 us less on 8 H100 than on 8 A100, as microsoft/mscclpp has measured."""
+    found = taccl.predict("dgx-h100", "allreduce", size_kb << 10, runtime="mscclpp")
+    assert found.launch_us == 4.25
+    assert found.time_us == pytest.approx(measured_us, rel=0.06)
+
+
 def test_one_kernel_has_no_base():
     """A one-kernel runtime has no base time of a library.
 
