@@ -13,68 +13,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl._internal.kernels import compiled, inner
+from taccl.baselines.tree_times import arrivals, list_sends, order_sends, room_for_times, weigh
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from taccl.baselines.tree_times import Cores, Floats, Grid, Ints, Shares, Times
 
 #: Price of a send in a step in which it costs nothing, relative to the mean time of a step.
 _LEAST_PRICE = 1e-7
 #: Logarithms of 1 plus less than this are replaced by it.
 _SMALL = 1e-3
-
-
-class Grid(NamedTuple):
-    """Links between ranks, and classes of links that images of the trees load equally.
-
-    - `near`: (num_ranks, num_ways) neighbours; -1 if none.
-    - `kind`: (2, num_ranks, num_ways) class of the link to each neighbour, then of that from it; -1 if none.
-    - `alpha`, `beta`: (num_classes,) latency in us, and us per share for each of its sends over the class.
-    """
-
-    near: Ints
-    kind: Ints
-    alpha: Floats
-    beta: Floats
-
-
-class Cores(NamedTuple):
-    """Hubs that collect the data, exchange their sums, and spread the total; and trees to begin with.
-
-    - `num_hubs`: (num_cores,) number of hubs.
-    - `length`: (num_cores,) number of steps of the exchange.
-    - `kind`, `step`: (num_cores, num_sends) class and step of each send of the exchange; class -1: none.
-    - `way`: (num_cores, num_shapes, num_ranks) way of each rank towards the hubs; -1 at a hub.
-    """
-
-    num_hubs: Ints
-    length: Ints
-    kind: Ints
-    step: Ints
-    way: Ints
-
-
-class Shares(NamedTuple):
-    """Trees of each share.
-
-    - `core`: (num_shares,) core of each share; -1 as long as it has none.
-    - `begin`: (num_shares,) step in which the exchange begins.
-    - `way`, `step`: (2, num_shares, num_ranks) way to the next rank towards the hubs, and step of the send to
-      it; then the way to the rank from which a rank gets the total, and the step of that send.
-    - `sends`: (2, num_classes, num_steps) sends that add, then sends that copy, of all shares.
-    - `closed`: (2, num_classes, num_steps) true for sends that shares avoid.
-    - `random`: State of the random numbers.
-    """
-
-    core: Ints
-    begin: Ints
-    way: Ints
-    step: Ints
-    sends: Ints
-    closed: NDArray[np.bool_]
-    random: NDArray[np.uint64]
+#: Finishes whose ratio differs from 1 by no more than this are alike.
+_ROUNDING = 1e-12
 
 
 class _Room(NamedTuple):
@@ -82,9 +33,10 @@ class _Room(NamedTuple):
 
     - `price`: (2, num_classes, num_steps) prices of sends that add, then of those that copy in reversed time.
     - `cost`: (num_ranks, num_steps + 1) least cost to collect the data of a rank's subtree by a step.
-    - `sent`: The same, including the send to the next rank.
+    - `sent`: (num_steps + 1,) the same, including the send to the next rank.
     - `order`: (num_ranks,) ranks from the leaves to the hubs.
     - `way`, `step`: (2, num_ranks), as in `Shares`, of the trees before.
+    - `before`: As in `Times`.
     """
 
     price: Floats
@@ -93,6 +45,7 @@ class _Room(NamedTuple):
     order: Ints
     way: Ints
     step: Ints
+    before: Ints
 
 
 @inner
@@ -121,22 +74,6 @@ def _count(grid: Grid, cores: Cores, shares: Shares, i: int, sign: int) -> None:
 
 
 @inner
-def _is_open(grid: Grid, cores: Cores, shares: Shares, i: int) -> bool:
-    """True if a share has no send that is closed."""
-    core = shares.core[i]
-    for half in range(2):
-        for v in range(len(grid.near)):
-            way = shares.way[half, i, v]
-            if way >= 0 and shares.closed[half, grid.kind[half, v, way], shares.step[half, i, v]]:
-                return False
-    for j in range(cores.kind.shape[1]):
-        c = cores.kind[core, j]
-        if c >= 0 and shares.closed[0, c, shares.begin[i] + cores.step[core, j]]:
-            return False
-    return True
-
-
-@inner
 def _busy_us(grid: Grid, count: Ints, c: int, k: int, clashes: bool) -> float:
     """Time of a step over links of one class; a latency longer if they both add and copy, and `clashes`."""
     adds, copies = count[0, c, k], count[1, c, k]
@@ -149,7 +86,7 @@ def _smoothed(grid: Grid, count: Ints, sharp: float, clashes: bool, weight: Floa
     """Finish in us, with a smooth maximum over the links of each step.
 
     - `sharp`, `clashes`: As in `reassign`.
-    - `weight`: (num_classes, num_steps) increase of this finish per us of a class of links in a step; set.
+    - `weight`: (2, num_classes, num_steps) increase of this finish per us of a message; set.
     """
     _, num_classes, num_steps = count.shape
     total = 0.0
@@ -157,38 +94,36 @@ def _smoothed(grid: Grid, count: Ints, sharp: float, clashes: bool, weight: Floa
         most, weights = 0.0, 0.0
         for c in range(num_classes):
             busy = _busy_us(grid, count, c, k, clashes)
-            weight[c, k] = busy
+            weight[0, c, k] = busy
             most = max(most, busy)
         for c in range(num_classes):
-            weight[c, k] = math.exp(sharp * (weight[c, k] - most))
-            weights += weight[c, k]
+            weight[0, c, k] = math.exp(sharp * (weight[0, c, k] - most))
+            weights += weight[0, c, k]
         for c in range(num_classes):
-            weight[c, k] /= weights
+            weight[0, c, k] /= weights
+            weight[1, c, k] = weight[0, c, k]
         total += most + math.log(weights) / sharp
     return total
 
 
 @inner
 def _set_prices(
-    grid: Grid, shares: Shares, sharp: float, clashes: bool, weight: Floats, price: Floats
+    grid: Grid, shares: Shares, sharp: float, clashes: bool, drifts: bool, weight: Floats, price: Floats
 ) -> None:
     """Set the prices of sends that add, then of those that copy, with the steps of these reversed."""
     count = shares.sends
     _, num_classes, num_steps = count.shape
     for c in range(num_classes):
         alone = math.expm1(min(sharp * grid.beta[c], 500.0))
-        both_us = grid.beta[c] + (grid.alpha[c] if clashes else 0.0)
-        first = math.expm1(min(sharp * both_us, 500.0))
+        first = math.expm1(min(sharp * (grid.alpha[c] + grid.beta[c]), 500.0))
         for k in range(num_steps):
             for half in range(2):
-                is_first = count[half, c, k] == 0 and count[1 - half, c, k] > 0
-                rise = weight[c, k] * (first if is_first else alone)
+                takes_alpha = drifts or (clashes and count[1 - half, c, k] > 0)
+                rise = weight[half, c, k] * (first if takes_alpha and count[half, c, k] == 0 else alone)
                 if rise > _SMALL:
                     rise = math.log1p(rise)
                 at = k if half == 0 else num_steps - 1 - k
                 price[half, c, at] = rise / sharp + _LEAST_PRICE * grid.beta[c]
-                if shares.closed[half, c, k]:
-                    price[half, c, at] = np.inf
 
 
 @inner
@@ -230,11 +165,17 @@ def _collect(grid: Grid, half: int, way: Ints, num_hubs: int, room: _Room) -> No
     for i in range(num_ranks - num_hubs):
         v = order[i]
         u, c, least = grid.near[v, way[v]], grid.kind[half, v, way[v]], np.inf
-        sent[v, 0] = cost[u, 0] = np.inf
+        sent[0] = np.inf
         for k in range(num_steps):
             least = min(least, cost[v, k] + price[half, c, k])
-            sent[v, k + 1] = least
-            cost[u, k + 1] += least
+            sent[k + 1] = least
+        if way[u] < 0:
+            for k in range(num_steps + 1):
+                cost[u, k] += sent[k]
+        else:
+            before = room.before[half, c, grid.kind[half, u, way[u]]]
+            for k in range(num_steps):
+                cost[u, k] += sent[before[k]]
     last = order[num_ranks - 1]
     for i in range(num_ranks - num_hubs, num_ranks - 1):
         for k in range(num_steps + 1):
@@ -258,8 +199,9 @@ def _time(grid: Grid, half: int, way: Ints, due: int, room: _Room) -> None:
         if way[v] < 0:
             step[v] = due
             continue
-        c, least, latest = grid.kind[half, v, way[v]], np.inf, -1
-        for k in range(step[grid.near[v, way[v]]]):
+        u, c, least, latest = grid.near[v, way[v]], grid.kind[half, v, way[v]], np.inf, -1
+        end = step[u] if way[u] < 0 else room.before[half, c, grid.kind[half, u, way[u]], step[u]]
+        for k in range(end):
             each = room.cost[v, k] + room.price[half, c, k]
             if each < least:
                 least, latest = each, k
@@ -327,54 +269,94 @@ def _choose(
 
 
 @inner
-def _swap(shares: Shares, i: int, room: _Room) -> None:
-    """Exchange the trees of a share for those in `room`."""
+def _swap(
+    grid: Grid,
+    cores: Cores,
+    shares: Shares,
+    i: int,
+    core: int,
+    begin: int,
+    room: _Room,
+    times: Times,
+    drifts: bool,
+) -> None:
+    """Exchange the trees of a share, whose sends are not counted, for those in `room`; count their sends."""
     for half in range(2):
         for v in range(shares.way.shape[2]):
             way, step = shares.way[half, i, v], shares.step[half, i, v]
             shares.way[half, i, v], shares.step[half, i, v] = room.way[half, v], room.step[half, v]
             room.way[half, v], room.step[half, v] = way, step
+    shares.core[i], shares.begin[i] = core, begin
+    _count(grid, cores, shares, i, 1)
+    if drifts:
+        list_sends(grid, cores, shares, i, times)
+        order_sends(times)
+
+
+@inner
+def _finish_us(
+    grid: Grid, count: Ints, times: Times, sharp: float, clashes: bool, drifts: bool, weight: Floats
+) -> float:
+    """Finish that `reassign` reduces."""
+    if drifts:
+        return float(arrivals(grid, count, times, 0))
+    return float(_smoothed(grid, count, sharp, clashes, weight))
 
 
 @compiled(allocates=True)
 def reassign(
-    grid: Grid, cores: Cores, shares: Shares, sharp: float, clashes: bool, tries: int, others: int
+    grid: Grid,
+    cores: Cores,
+    shares: Shares,
+    sharp: float,
+    clashes: bool,
+    drifts: bool,
+    tries: int,
+    others: int,
 ) -> bool:
     """Give each share in turn the cheapest trees found for it; false if there are too few steps.
 
-    A share keeps its trees if others do not reduce the smoothed finish.
+    A share keeps its trees if others do not reduce the finish, which is smoothed unless links drift.
 
     - `sharp`: Sharpness of the smooth maximum over the links of a step, per us.
     - `clashes`: True if a link that both adds and copies in a step takes a latency longer.
+    - `drifts`: True if no link waits for the end of a step on other links (`taccl.baselines.tree_times`).
+      All shares must have trees.
     - `tries`: Number of changes that are tried with each tree.
     - `others`: A share tries its own core, and one of `others` others, at random.
     """
     num_shares, num_ranks = shares.way.shape[1:]
     _, num_classes, num_steps = shares.sends.shape
     num_cores, num_shapes = cores.way.shape[:2]
+    times = room_for_times(grid, cores, shares)
     room = _Room(
         np.empty((2, num_classes, num_steps)),
         np.empty((num_ranks, num_steps + 1)),
-        np.empty((num_ranks, num_steps + 1)),
+        np.empty(num_steps + 1),
         np.empty(num_ranks, np.int64),
         np.empty((2, num_ranks), np.int64),
         np.empty((2, num_ranks), np.int64),
+        times.before,
     )
     least, shape = np.empty((2, num_steps + 1)), np.empty((2, num_steps + 1), np.int64)
-    weight = np.empty((num_classes, num_steps))
+    weight = np.empty((2, num_classes, num_steps))
     orders = np.empty((num_cores, num_shapes, num_ranks), np.int64)
     for core in range(num_cores):
         for s in range(num_shapes):
             _sort(grid.near, cores.way[core, s], orders[core, s], room.step[0])
-    finish = _smoothed(grid, shares.sends, sharp, clashes, weight)
+    for i in range(num_shares if drifts else 0):
+        list_sends(grid, cores, shares, i, times)
+    order_sends(times)
+    finish = _finish_us(grid, shares.sends, times, sharp, clashes, drifts, weight)
     for i in range(num_shares):
-        own, own_begin, before = shares.core[i], shares.begin[i], np.inf
+        own, own_begin = shares.core[i], shares.begin[i]
         if own >= 0:
-            if _is_open(grid, cores, shares, i):
-                before = finish
             _count(grid, cores, shares, i, -1)
-        _smoothed(grid, shares.sends, sharp, clashes, weight)
-        _set_prices(grid, shares, sharp, clashes, weight, room.price)
+        if drifts:
+            weigh(grid, shares.sends, times, sharp, weight)
+        else:
+            _smoothed(grid, shares.sends, sharp, clashes, weight)
+        _set_prices(grid, shares, sharp, clashes, drifts, weight, room.price)
         best, core, begin, collects, spreads = np.inf, -1, -1, -1, -1
         for each in range(num_cores):
             if own >= 0 and each != own and _draw(shares.random, others) > 0:
@@ -400,62 +382,11 @@ def reassign(
             _mutate(grid, half, cores.num_hubs[core], due, tries, room, shares.random)
         for v in range(num_ranks):
             room.step[1, v] = num_steps - 1 - room.step[1, v]
-        _swap(shares, i, room)
-        shares.core[i], shares.begin[i] = core, begin
-        _count(grid, cores, shares, i, 1)
-        finish = _smoothed(grid, shares.sends, sharp, clashes, weight)
-        if own >= 0 and finish > before:
+        before = finish if own >= 0 else np.inf
+        _swap(grid, cores, shares, i, core, begin, room, times, drifts)
+        finish = _finish_us(grid, shares.sends, times, sharp, clashes, drifts, weight)
+        if finish > before * (1 + _ROUNDING):
             finish = before
             _count(grid, cores, shares, i, -1)
-            _swap(shares, i, room)
-            shares.core[i], shares.begin[i] = own, own_begin
-            _count(grid, cores, shares, i, 1)
+            _swap(grid, cores, shares, i, own, own_begin, room, times, drifts)
     return True
-
-
-@compiled(allocates=True)
-def finish_us(grid: Grid, cores: Cores, shares: Shares, ends: Ints) -> float:
-    """Finish of all shares, if a link merges its sends of a step that add, and those that copy.
-
-    - `ends`: (num_cores, num_sends, 2) source and destination of each send of the exchanges.
-    """
-    num_shares, num_ranks = shares.way.shape[1:]
-    _, num_classes, num_steps = shares.sends.shape
-    has, free = np.zeros((num_shares, num_ranks)), np.zeros(num_classes)
-    ready, end = np.empty((2, num_classes)), np.empty((2, num_classes))
-    finish = 0.0
-    for k in range(num_steps):
-        for c in range(num_classes):
-            ready[0, c] = ready[1, c] = free[c]
-        # The first pass finds when the data of all sends are there, the second when they arrive.
-        for arrives in range(2):
-            for i in range(num_shares):
-                core = shares.core[i]
-                for half in range(2):
-                    for v in range(num_ranks):
-                        way = shares.way[half, i, v]
-                        if way >= 0 and shares.step[half, i, v] == k:
-                            c, u = grid.kind[half, v, way], grid.near[v, way]
-                            src, dst = (v, u) if half == 0 else (u, v)
-                            if arrives == 0:
-                                ready[half, c] = max(ready[half, c], has[i, src])
-                            else:
-                                has[i, dst] = max(has[i, dst], end[half, c])
-                for j in range(cores.kind.shape[1]):
-                    c = cores.kind[core, j]
-                    if c >= 0 and shares.begin[i] + cores.step[core, j] == k:
-                        src, dst = ends[core, j, 0], ends[core, j, 1]
-                        if arrives == 0:
-                            ready[0, c] = max(ready[0, c], has[i, src])
-                        else:
-                            has[i, dst] = max(has[i, dst], end[0, c])
-            if arrives == 0:
-                for c in range(num_classes):
-                    for half in range(2):
-                        number = shares.sends[half, c, k]
-                        end[half, c] = free[c]
-                        if number > 0:
-                            began = max(ready[half, c], free[c])
-                            end[half, c] = free[c] = began + grid.alpha[c] + number * grid.beta[c]
-                    finish = max(finish, free[c])
-    return finish

@@ -2,6 +2,8 @@
 
 A share follows trees to a few hubs in the middle of the mesh or elsewhere. These exchange their sums, and
 trees lead from them. Sends wait such that all links are busy in most steps (`taccl.baselines.tree_kernel`).
+At first all links take the same time for a step. Later they drift apart: a link may send few long messages
+while others send many short ones (`taccl.baselines.tree_times`).
 Each share has an image under every symmetry of the mesh, so that the links of a class are loaded equally.
 """
 
@@ -19,7 +21,8 @@ from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
 from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.mesh_images import classes_of_links, distinct_images, images
-from taccl.baselines.tree_kernel import Cores, Grid, Shares, finish_us, reassign
+from taccl.baselines.tree_kernel import reassign
+from taccl.baselines.tree_times import Cores, Grid, Shares, finish_us
 from taccl.problem.making import make_problem
 from taccl.topology.fabrics import mesh
 from taccl.topology.recognise import grid_of
@@ -51,17 +54,21 @@ _PAYS = 0.998
 #: Numbers of steps grow or fall by the share `_GROWTH`, but at least by 1, from an estimate, until that gives
 #: no earlier finish. `_LIKELY`: factor of the estimate, by which it is right on meshes of 16 and 64 ranks.
 _GROWTH, _LIKELY = 1 / 8, 0.6
-#: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones. Up to
-#: `_FEW_SENDS` (shares times steps times ranks, about 0.4 s), several numbers of steps get long searches.
-_BRIEF, _LONG, _FEW_SENDS = 6, 24, 200_000
-#: Sharpness of the smooth maximum over links in the first and the last sweep; times the mean time of a link's
-#: data in a step, it is a number.
-_SHARPNESS = 8.0, 60.0
-#: A link that both adds and copies in a step sends twice in it. The first sweeps ignore this, up to the share
-#: `_FREE`. Later sweeps count a latency more, and links are closed for the sends that take less time if these
-#: take less than `_CLASHES` latencies. None: all sweeps ignore it, as often other links of the step take as
-#: long. The first value serves to compare numbers of shares and steps.
-_FREE, _CLASHES = 0.4, (0.5, 1.5, None)
+#: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones, then
+#: `_DRIFTING` while links drift apart. Up to `_FEW_SENDS` (shares times steps times ranks, about 0.2 s),
+#: several numbers of steps get long searches.
+_BRIEF, _LONG, _DRIFTING, _FEW_SENDS = 6, 24, 24, 200_000
+#: Sharpness of the smooth maximum over links in the first sweep, in the last one of `_BRIEF`, and in the last
+#: one of `_LONG`; times the mean time of a link's data in a step, it is a number.
+#: `_DRIFT_SHARPNESS`: the same in the first and the last sweep in which links drift apart.
+_SHARPNESS, _DRIFT_SHARPNESS = (8.0, 60.0, 240.0), (3.0, 30.0)
+#: A link that both adds and copies in a step sends twice in it. Only sweeps after this share of all count it.
+_FREE = 0.4
+#: Links drift apart from the best number of steps, and from a share of it whose steps are divided:
+#: (share of the number, number of parts).
+#: `_HOPELESS`: share of the sweeps after which these end if the finish is above `_PAYS` times the best one.
+#: `_MOST_WORK`: max square of the number of shares, times ranks, while links drift apart (0.3 s a sweep).
+_DRIFTS, _HOPELESS, _MOST_WORK = ((0.8, 2), (1.0, 1)), 1 / 3, 8_000_000
 #: `_TRIES`: changes tried with each tree in a sweep. `_OTHERS`: a share tries one of so many other cores.
 _TRIES, _OTHERS = 40, 20
 #: CPU seconds to compile the kernel, if that was not done before.
@@ -157,13 +164,13 @@ def _mixes_of(topology: Topology, dims: Dimensions, num_bytes: int, num_chunks: 
 
 
 class _Found(NamedTuple):
-    """Shares with their trees, and their finish."""
+    """Shares with their trees and cores, and their finish."""
 
     finish_us: float
     number: int
     steps: int
-    clash: float | None
     shares: Shares
+    cores: Cores
 
 
 class _Mixes:
@@ -182,8 +189,9 @@ class _Mixes:
         self.alpha, self.beta = alpha[axis], beta[axis] / sizes
         #: Mean us per link of the data of all sends.
         self.busy_us = 2 * (dims.num_ranks - 1) * float((self.beta * sizes).mean()) / int(sizes.sum())
-        self.cores, self.ends, self.least_steps = _cores(dims, self.near, self.kind)
-        self._found: dict[tuple[int, int, float | None, int], _Found | None] = {}
+        self.cores, self.least_steps = _cores(dims, self.near, self.kind)
+        self._found: dict[tuple[int, int, int], _Found | None] = {}
+        self._drifted: dict[tuple[int, int, int], _Found] = {}
 
     def soonest(self, until: Deadline, most_transfers: float) -> TreeMix | None:
         """Best mix; None if even the coarsest one has too many chunks.
@@ -240,16 +248,15 @@ class _Mixes:
 
     def _over_steps(self, number: int, until: Deadline) -> _Found | None:
         """Best of short searches over more and more steps, then over fewer and fewer."""
-        clash = _CLASHES[0]
         middle = self._likely_steps(number)
-        best = self._searched(number, middle, clash, _BRIEF, until)
+        best = self._searched(number, middle, _BRIEF, until)
         for way in (1, -1):
             steps = middle if best is None else best.steps
             while best is None or not until.has_passed:
                 steps += way * max(1, int(_GROWTH * steps))
                 if steps < self.least_steps or (best is None and way < 0):
                     break
-                found = self._searched(number, steps, clash, _BRIEF, until)
+                found = self._searched(number, steps, _BRIEF, until)
                 if best is not None and (found is None or found.finish_us >= best.finish_us):
                     break
                 best = found
@@ -258,63 +265,94 @@ class _Mixes:
     def _improved(self, best: _Found, until: Deadline) -> _Found:
         """Best of long searches, first with as many steps; small problems also try other numbers of steps."""
         number, steps = best.number, best.steps
-        tries = [(steps, clash) for clash in _CLASHES]
+        tries = [steps]
         if number * steps * len(self.near) <= _FEW_SENDS:
             more = max(1, int(_GROWTH * steps))
-            tries += [(each, clash) for each in (steps + more, steps - more) for clash in _CLASHES]
-        for each, clash in tries:
-            if until.has_passed:
+            tries += steps + more, steps - more
+        for each in tries:
+            if not until.has_passed:
+                best = _earlier(best, self._searched(number, each, _LONG, until))
+        even = best
+        for share, parts in _DRIFTS:
+            if until.has_passed or number**2 * len(self.near) > _MOST_WORK:
                 break
-            found = self._searched(number, each, clash, _LONG, until)
-            if found is not None and found.finish_us < best.finish_us:
-                best = found
+            fewer = max(self.least_steps, round(share * even.steps))
+            start = even if share == 1 else self._searched(number, fewer, _BRIEF, until)
+            if start is not None:
+                best = _earlier(best, self._drifting(start, parts, best.finish_us, until))
         return best
 
-    def _searched(
-        self, number: int, steps: int, clash: float | None, sweeps: int, until: Deadline
-    ) -> _Found | None:
+    def _searched(self, number: int, steps: int, sweeps: int, until: Deadline) -> _Found | None:
         """Trees of each share after some sweeps; None if the steps do not suffice.
 
         A search that is cut off by the deadline is not kept for later calls.
         """
-        key = number, steps, clash, sweeps
+        key = number, steps, sweeps
         if key in self._found:
             return self._found[key]
         n, num_classes = len(self.near), len(self.alpha)
-        grid = Grid(self.near, self.kind, self.alpha, self.beta / number)
         shares = Shares(
             np.full(number, -1),
             np.zeros(number, np.int64),
             np.full((2, number, n), -1),
             np.zeros((2, number, n), np.int64),
             np.zeros((2, num_classes, steps), np.int64),
-            np.zeros((2, num_classes, steps), bool),
             np.array([1], np.uint64),
         )
-        low, high = _SHARPNESS
+        low, high = _SHARPNESS[0], _SHARPNESS[1 if sweeps == _BRIEF else 2]
         for sweep in range(sweeps):
             sharp = low * (high / low) ** (sweep / (sweeps - 1)) * steps / self.busy_us
-            counts = clash is not None and sweep >= _FREE * sweeps
-            if counts:
-                fewer = shares.sends.argmin(axis=0) == np.arange(2)[:, None, None]
-                few_us = shares.sends.min(axis=0) * grid.beta[:, None]
-                shares.closed[:] |= fewer & (few_us > 0) & (few_us < clash * self.alpha[:, None])
-            if not reassign(grid, self.cores, shares, sharp, counts, _TRIES, _OTHERS):
+            if not self._reassign(self.cores, shares, sharp, clashes=sweep >= _FREE * sweeps):
                 self._found[key] = None
                 return None
             if until.has_passed:
                 break
-        found = _Found(finish_us(grid, self.cores, shares, self.ends), number, steps, clash, shares)
+        found = _Found(self._finish_us(self.cores, shares), number, steps, shares, self.cores)
         if not until.has_passed:
             self._found[key] = found
         return found
+
+    def _drifting(self, start: _Found, parts: int, best_us: float, until: Deadline) -> _Found:
+        """Trees after sweeps in which links drift apart; each step is divided into parts before.
+
+        - `best_us`: Earliest known finish.
+        """
+        key = start.number, start.steps, parts
+        if key in self._drifted:
+            return self._drifted[key]
+        shares, cores = _divided(start, parts)
+        low, high = _DRIFT_SHARPNESS
+        for sweep in range(_DRIFTING):
+            sharp = low * (high / low) ** (sweep / (_DRIFTING - 1)) * start.steps / self.busy_us
+            self._reassign(cores, shares, sharp, drifts=True)
+            finish = self._finish_us(cores, shares)
+            if until.has_passed or (sweep >= _HOPELESS * _DRIFTING and finish > _PAYS * best_us):
+                break
+        found = _Found(finish, start.number, start.steps, shares, cores)
+        if not until.has_passed:
+            self._drifted[key] = found
+        return found
+
+    def _reassign(
+        self, cores: Cores, shares: Shares, sharp: float, *, clashes: bool = False, drifts: bool = False
+    ) -> bool:
+        """Run a sweep over all shares; false if there are too few steps."""
+        return reassign(self._grid(shares), cores, shares, sharp, clashes, drifts, _TRIES, _OTHERS)
+
+    def _finish_us(self, cores: Cores, shares: Shares) -> float:
+        """Finish of all shares."""
+        return finish_us(self._grid(shares), cores, shares)
+
+    def _grid(self, shares: Shares) -> Grid:
+        """Links, with their time for each share."""
+        return Grid(self.near, self.kind, self.alpha, self.beta / len(shares.core))
 
     def _mix(self, found: _Found) -> TreeMix:
         """Mix of the plans of all shares; equal plans are merged."""
         plans: dict[bytes, PlanSends] = {}
         counts: Counter[bytes] = Counter()
         for i in range(len(found.shares.core)):
-            sends = self._sends(found.shares, i)
+            sends = self._sends(found, i)
             key = np.stack(sends[:3]).tobytes()
             plans[key] = sends
             counts[key] += 1
@@ -325,8 +363,9 @@ class _Mixes:
         mixed = tuple((plans[key], copies[key] * (number // least)) for key, number in numbers.items())
         return TreeMix(mixed, found.finish_us)
 
-    def _sends(self, shares: Shares, i: int) -> PlanSends:
+    def _sends(self, found: _Found, i: int) -> PlanSends:
         """Columns of the sends of a share, in the order of steps."""
+        shares, cores = found.shares, found.cores
         rows: list[tuple[int, int, int]] = []
         for half in range(2):
             ranks = np.flatnonzero(shares.way[half, i] >= 0)
@@ -334,9 +373,9 @@ class _Mixes:
             src, dst = (ranks, hubward) if half == 0 else (hubward, ranks)
             rows += zip(shares.step[half, i, ranks].tolist(), src.tolist(), dst.tolist(), strict=True)
         core = int(shares.core[i])
-        used = np.flatnonzero(self.cores.kind[core] >= 0)
-        steps = int(shares.begin[i]) + self.cores.step[core, used]
-        rows += zip(steps.tolist(), *self.ends[core, used].T.tolist(), strict=True)
+        used = np.flatnonzero(cores.kind[core] >= 0)
+        steps = int(shares.begin[i]) + cores.step[core, used]
+        rows += zip(steps.tolist(), *cores.ends[core, used].T.tolist(), strict=True)
         step, src, dst = np.array(sorted(rows), np.int64).reshape(-1, 3).T
         has = np.eye(len(self.near), dtype=bool)
         adds = np.empty((len(step), len(has)), bool)
@@ -345,6 +384,22 @@ class _Mixes:
             adds[now] = has[src[now]]
             np.logical_or.at(has, dst[now], adds[now])
         return step, src, dst, adds
+
+
+def _earlier(best: _Found, found: _Found | None) -> _Found:
+    """The one with the earlier finish."""
+    return best if found is None or found.finish_us >= best.finish_us else found
+
+
+def _divided(found: _Found, parts: int) -> tuple[Shares, Cores]:
+    """Copies of shares and cores whose steps are divided into parts; sends are in the last part."""
+    shares, cores = found.shares, found.cores
+    begin, step = ((each + 1) * parts - 1 for each in (shares.begin, shares.step))
+    sends = np.zeros((*shares.sends.shape[:2], found.steps * parts), np.int64)
+    sends[:, :, parts - 1 :: parts] = shares.sends
+    copied = Shares(shares.core.copy(), begin, shares.way.copy(), step, sends, shares.random.copy())
+    length = np.where(cores.length > 0, (cores.length - 1) * parts + 1, 0)
+    return copied, cores._replace(length=length, step=np.where(cores.kind >= 0, cores.step * parts, -1))
 
 
 def _links_of_ranks(dims: Dimensions, table: Ints) -> tuple[Ints, Ints]:
@@ -363,8 +418,8 @@ def _links_of_ranks(dims: Dimensions, table: Ints) -> tuple[Ints, Ints]:
     return near, kind
 
 
-def _cores(dims: Dimensions, near: Ints, kind: Ints) -> tuple[Cores, Ints, int]:
-    """(cores, source and destination of each send of their exchanges, least number of steps of a share).
+def _cores(dims: Dimensions, near: Ints, kind: Ints) -> tuple[Cores, int]:
+    """(cores, least number of steps of a share).
 
     Hubs are one rank or two neighbours along each dimension. They exchange sums along one dimension after
     another. Cores that are images of others are left out.
@@ -398,8 +453,7 @@ def _cores(dims: Dimensions, near: Ints, kind: Ints) -> tuple[Cores, Ints, int]:
     num_hubs = np.array([len(hubs) for *_, hubs in every])
     length = np.array([sum(two) for _, _, two, _ in every])
     kinds, steps = np.ascontiguousarray(np.moveaxis(sends[..., :2], 2, 0))
-    made = Cores(num_hubs, length, kinds, steps, way)
-    return made, np.ascontiguousarray(sends[..., 2:]), every[0][0]
+    return Cores(num_hubs, length, kinds, steps, np.ascontiguousarray(sends[..., 2:]), way), every[0][0]
 
 
 def _orders(num: int) -> Sequence[tuple[int, ...]]:

@@ -38,10 +38,10 @@ def test_links_of_a_square_mesh_are_in_six_classes():
     [
         # Plans with hubs of each line took 5.74 us, and trees of any shape by linear programs 5.6 us.
         ((4, 4), 64_000, 5.6),
-        # Plans with hubs of each line took 23.83 us, and trees of any shape by linear programs 23.06 us.
-        ((4, 4), 1_000_000, 23.0),
-        # Plans with hubs of each line took 16.57 us.
-        ((8, 8), 256_000, 15.61),
+        # Trees of any shape by linear programs take 22.41 us, and mixes whose links keep in step 22.57 us.
+        ((4, 4), 1_000_000, 22.0),
+        # Mixes whose links keep in step take 10.35 us.
+        ((8, 8), 64_000, 10.3),
     ],
 )
 def test_mixes_of_trees_finish_before_other_forms(sizes, num_bytes, before_us):
@@ -73,7 +73,7 @@ def test_plans_spread_every_contribution(sizes):
     "sizes",
     [(3,), (4,), *(pytest.param(each, marks=pytest.mark.slow) for each in ((2, 4), (3, 5), (2, 2, 3)))],
 )
-@pytest.mark.parametrize("num_bytes", [4_800, 480_000])
+@pytest.mark.parametrize("num_bytes", [4_800, 96_000])
 def test_mixes_are_valid(sizes, num_bytes):
     """Mixes on lines and on meshes of unlike sizes are valid, and finish no later than estimated."""
     mix, found = mix_of(sizes, num_bytes)
@@ -119,7 +119,7 @@ def test_no_mix_on_tori_large_meshes_or_for_separate_sends():
 def test_mixes_keep_within_a_number_of_transfers():
     """A mix whose time for building is short has coarser shares, and finishes somewhat later."""
     made = taccl.topologies.mesh(3)
-    problem = taccl.make_problem(made, "allreduce", size_bytes=5_000_000)
+    problem = taccl.make_problem(made, "allreduce", size_bytes=500_000)
     fine, coarse = (soonest_mix(problem, grid_of(made), most_transfers=most) for most in (10**6, 100))
     assert coarse.num_parts < fine.num_parts and coarse.finish_us > fine.finish_us
     assert 2 * 2 * np.lcm(coarse.num_parts, problem.collective.num_chunks) <= 100

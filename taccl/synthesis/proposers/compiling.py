@@ -24,8 +24,9 @@ from taccl.analysis.verification.loops import accept_copies, accept_trees, compi
 from taccl.analysis.verification.verify import compile_verifier
 from taccl.baselines.multiplying_annealing import compile_annealing
 from taccl.baselines.multiplying_kernel import anneal
-from taccl.baselines.tree_kernel import finish_us, reassign
+from taccl.baselines.tree_kernel import reassign
 from taccl.baselines.tree_mixes import compile_mixes
+from taccl.baselines.tree_times import finish_us
 from taccl.errors import TacclError
 from taccl.problem.collectives import make
 from taccl.problem.making import make_problem
