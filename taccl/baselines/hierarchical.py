@@ -89,7 +89,7 @@ def hierarchical(
     local rank in all nodes. They then spread in each node, round a ring or directly. In the second, chunks
     cross to these ranks directly, one chunk of each rank after another; each spreads in its node while the
     next one crosses. Where some ranks have no chunks, as in a broadcast, there is a third form: the chunks of
-    a rank go to all ranks of its node in turn, along chains or two binary trees of nodes at the same local
+    a rank go to all ranks of its node in turn, along two binary trees or stars of nodes at the same local
     rank, and spread in each node. Reductions are the reverse. Chunks that cross a link in one step are one
     message where sends may merge. The fastest form is returned, and its `producer` names it. Only the merging
     clauses of the sketch apply.
@@ -225,7 +225,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         if len(set(starts_of(problem).tolist())) < problem.topology.num_ranks:
             forms += [
                 (f"hierarchical ({each} of nodes)", run(problem, partial(_by_rails, over=each)))
-                for each in ("chains", "trees")
+                for each in ("trees", "stars")
             ]
         return fastest_form(problem, forms, lists=True)
 
@@ -292,17 +292,24 @@ def _by_rails(problem: Problem, *, over: str) -> Sends:
     A chunk passes from node to node at the same local rank, which sends it to its whole node. So a broadcast
     uses all NICs of each node.
 
-    - `over`: ``"chains"`` or ``"trees"`` of nodes; these are two binary trees, each for half of the chunks.
+    - `over`: ``"trees"`` or ``"stars"`` of nodes. The trees are two binary ones, each for half of the chunks.
+      In the star of each other node, that node receives chunks from the first one, and sends them to all
+      others. So chunks cross only twice, and all NICs send equally many bytes.
     """
     topology, (holder, chunk, number) = problem.topology, held_at_start(problem)
     nodes = np.array(topology.ranks_of_node)
     num_nodes, size = nodes.shape
     first, local, turn = np.array(topology.node_of_rank)[holder], number % size, number // size
-    chain = [(place, place, place + 1) for place in range(num_nodes - 1)]
-    both = (chain, chain) if over == "chains" else two_trees(range(num_nodes))
+    num_hubs = num_nodes - 1
+    # A hub sends to the other ones in an order in which they receive from one hub at a time, if possible.
+    stars = [
+        [(0, 0, 1 + hub), *((k, 1 + hub, 1 + (hub - k) % num_hubs) for k in range(1, num_hubs))]
+        for hub in range(num_hubs)
+    ]
+    shapes = stars if over == "stars" else two_trees(range(num_nodes))
     moves: list[Row] = []
-    for which, edges in enumerate(both):
-        mine = np.flatnonzero(turn % 2 == which)
+    for which, edges in enumerate(shapes):
+        mine = np.flatnonzero(turn % len(shapes) == which)
         here, rail, step = first[mine], local[mine], turn[mine]
         # Chunks that cross from their holder are spread by the other ranks, as the holder has most to send.
         other = (rail + 1 + step // 2 % max(1, size - 1)) % size

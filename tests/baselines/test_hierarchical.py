@@ -1,9 +1,14 @@
 """The two-level baseline."""
 
+from collections import Counter
+from functools import partial
+
 import pytest
 
 import taccl
 from taccl.baselines import hierarchical, spread
+from taccl.baselines.hierarchical import _by_rails
+from taccl.baselines.spread import run
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
 from tests.fuzzing import MANY
@@ -82,6 +87,20 @@ def test_data_of_one_rank_cross_by_all_nics(collective, root):
     assert taccl.verify(found).ok
     # Eight NICs of 50 GB/s pass 64 MB in 160 us, and chunks fill a chain of nodes. One NIC takes 1280 us.
     assert 160 < found.finish_us < 300
+
+
+def test_stars_of_nodes_share_the_load_of_nics():
+    """On four nodes, each NIC of the first node sends three chunks, one to each other node, which pass them on.
+
+    So each other NIC sends one chunk twice, and receives three.
+    """
+    topology = taccl.topologies.dgx_h100(nodes=4)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes="24KB", chunks_per_rank=24)
+    schedule = run(problem, partial(_by_rails, over="stars")).schedule(problem, producer="stars")
+    assert taccl.verify(schedule).ok
+    crossings = [topology.links[each.link] for each in schedule if each.link in topology.internode_links]
+    assert Counter(link.srcs[0] for link in crossings) == {rank: 3 if rank < 8 else 2 for rank in range(32)}
+    assert Counter(link.dsts[0] for link in crossings) == dict.fromkeys(range(8, 32), 3)
 
 
 def test_a_reduction_finishes_no_later_than_its_copies_in_reversed_time():
