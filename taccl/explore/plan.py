@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from taccl.runtimes.runtime import Runtime
     from taccl.sketch.sketch import Sketch
 
+#: Max seconds past the time limit for the first baseline to build variants, once one schedule is complete.
+_VARIANTS_S = 1.0
 #: `_BASELINES_SHARE`: share of the time limit for baselines, which have more if none is left for syntheses.
 #: `_FINISHING_SHARE`: share of the time limit for programs and bounds at the end.
 #: `_MOST_FINISHING_S`: max seconds for programs and bounds, unless schedules have many sends.
@@ -157,7 +159,8 @@ def plan(
         if baselines:
             until = searching.sooner(_BASELINES_SHARE * time_limit_s)
             is_short = searching.at_s - until.at_s < LEAST_SYNTHESIS_S * len(grid) * len(cases)
-            search.add_baselines(cases, searching if is_short else until)
+            first_until = limit.later(_VARIANTS_S)
+            search.add_baselines(cases, searching if is_short else until, first_until)
         search.synthesize(
             cases, searching, backend=backend, threads=threads, seed=seed, parameters=parameters
         )

@@ -45,8 +45,6 @@ _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 5e-4, 0.5, 2
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program and the times of its range.
 #: `_BRIEF_S`: seconds that are allowed for the first program in any case.
 _TIMING_S, _QUICK_S, _LATE_S, _BRIEF_S = 1.5e-5, 0.1, 1.5, 0.25
-#: Max seconds past its deadline for the first baseline to build variants, once one schedule is complete.
-_VARIANTS_S = 1.0
 #: Min seconds that must be left for a synthesis to begin.
 LEAST_SYNTHESIS_S = 0.1
 
@@ -121,11 +119,18 @@ class PlanSearch:
                 self.candidates.append(candidate)
             self.shapes[candidate.shape].made_us[found.problem.size_bytes or 0] = found.predicted_us
 
-    def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
+    def add_baselines(
+        self,
+        cases: Sequence[tuple[str, Sequence[Problem]]],
+        until: Deadline,
+        first_until: Deadline | None = None,
+    ) -> None:
         """Add each applicable baseline for a small, a middle and a large size, and each number of chunks.
 
         Baselines that take little time come first, with the usually best of them at the front. For each
         baseline, the large size precedes the others. A note states how many baselines time did not allow.
+
+        - `first_until`: Deadline of the first baseline, once one of its forms is complete; default: `until`.
         """
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
         # A plan covers sizes up to the largest for which a schedule was made.
