@@ -152,9 +152,9 @@ class PlanSearch:
                 plain = make_problem(problem.topology, problem.collective, size_bytes=size)
                 with contextlib.suppress(InputError):  # the baseline is not defined for this problem
                     source = f"baseline {name}, for {format_size(size)}"
-                    if (
-                        found := built_within(plain, partial(BASELINES[name], plain, cut=False), until)
-                    ) is not None:
+                    ends = until if self.candidates or first_until is None else first_until
+                    found = built_within(plain, partial(BASELINES[name], plain, cut=False), ends)
+                    if found is not None:
                         self.add(found, source, until)
                         waiting.discard(place)
                 del left[0]
