@@ -47,7 +47,7 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Number of test workers: one per core, and one more for slow tests, which wait for other processes.
 
-    Each worker needs 5 to 7 s of CPU to load the tests.
+    Each worker needs 3 to 4 s of CPU to load the tests.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + (config.option.markexpr != "not slow")
