@@ -54,6 +54,17 @@ def test_the_part_is_the_data_that_starts_elsewhere():
     assert [(each.origins, each.destinations) for each in chunks] == [((0,), (2, 3)), ((1,), (2, 3))]
 
 
+@pytest.mark.parametrize("own", [MB + 1, 3 * MB, 7 * MB])
+def test_sizes_of_other_data_do_not_count(own):
+    """The grid of times depends on all sizes; the bound for the 3 MB from another node, in us, does not."""
+    topology = cluster(2, 2, near=(0, 0, 9), far=(1, 0, 3))
+    problem = taccl.make_problem(topology, "allgather", chunk_bytes=(own, own, 3 * MB, 3 * MB))
+    into_first = [each for each in certificates(problem) if each.witness.node == 0]
+    part = taccl.lower_bound(into_node(problem, 0), divisible=True)
+    assert max(each.bound for each in into_first) == part.bound
+    assert all(each.check() and not raised(each).check() for each in into_first)
+
+
 def test_nothing_is_claimed_elsewhere():
     """One node, nodes of one rank, and sums that all ranks want yield no claim."""
     for topology in (taccl.topologies.ring(4), cluster(4, 1)):
