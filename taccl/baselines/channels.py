@@ -60,7 +60,7 @@ class Channels:
 
 
 class Pattern:
-    """Conversion of a column (order of the local ranks of a node) to a ring through all nodes."""
+    """Conversion of an order of one node's local ranks (a column) to a ring through all nodes."""
 
     def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
         self.topology, self.routes = topology, ShortestRoutes(topology, ticks)

@@ -196,7 +196,7 @@ def _insert(mixes: Mixes, place: int, plan: int, size: int) -> None:
 
 @inner
 def _remove(mixes: Mixes, place: int) -> None:
-    """Remove a part from the changed mix."""
+    """Remove the part at index `place` from the changed mix, row 2 of `mixes`."""
     mixes.number[2] -= 1
     for k in range(place, mixes.number[2]):
         mixes.plan[2, k], mixes.size[2, k] = mixes.plan[2, k + 1], mixes.size[2, k + 1]

@@ -117,7 +117,7 @@ def _mixes_of(times: StepTimes) -> MixTimes:
 
 @cached
 def _soonest_equal(times: StepTimes) -> tuple[float, Mix]:
-    """Mix of equal parts of one plan with the least estimated finish, as (ticks, mix); (inf, []) if none."""
+    """Divide the chunks equally among copies of one plan: (least estimated ticks, mix); (inf, []) if none."""
     mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
     if len(mixes.resources) > MOST_RESOURCES:
         return math.inf, []

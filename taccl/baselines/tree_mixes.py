@@ -247,7 +247,7 @@ class _Mixes:
         return 2 * self._likely_steps(number) / self._sends_per_link(number)
 
     def _over_steps(self, number: int, until: Deadline) -> _Found | None:
-        """Best of short searches over more and more steps, then over fewer and fewer."""
+        """Best result of short searches, each with more steps than the last, then each with fewer."""
         middle = self._likely_steps(number)
         best = self._searched(number, middle, _BRIEF, until)
         for way in (1, -1):

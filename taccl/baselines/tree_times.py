@@ -24,7 +24,7 @@ _ROUNDING = 1e-9
 
 
 class Grid(NamedTuple):
-    """Links between ranks, and classes of links that images of the trees load equally.
+    """Links between ranks, in classes of links that carry equal load as trees are repeated by symmetry.
 
     - `near`: (num_ranks, num_ways) neighbours; -1 if none.
     - `kind`: (2, num_ranks, num_ways) class of the link to each neighbour, then of that from it; -1 if none.

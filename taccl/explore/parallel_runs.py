@@ -32,8 +32,7 @@ from taccl.synthesis.options import called, raising_errors_of_callbacks
 Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
 Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 #: `_WORKER_S`: CPU seconds to start a worker process.
-#: `_MOST_START_SHARE`: max share of the remaining time for that start; if it needs more, this process does
-#: the runs itself.
+#: `_MOST_START_SHARE`: max share of the remaining time to start workers; above it, runs are not parallel.
 _WORKER_S, _MOST_START_SHARE = 1.0, 0.5
 #: Exceptions of joblib and Dask for a dead worker. A failed run raises none, as its row states the error.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")

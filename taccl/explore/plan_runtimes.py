@@ -103,7 +103,7 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
 
 
 def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[str]]:
-    """(search parameters, notes): limit numbers of chunks to those whose files serve power-of-two sizes.
+    """Search parameters, and notes on them, for numbers of chunks that divide power-of-two sizes.
 
     A runtime uses a file only if its chunks divide the data of a call. Sizes of calls are mostly powers of
     two, or small multiples of these. If no number of chunks qualifies, the parameters are the defaults.

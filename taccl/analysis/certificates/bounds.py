@@ -351,7 +351,10 @@ class _Finders:
                         break
 
     def _in_order(self, symmetries: Symmetries) -> tuple[list[_Timed], list[_Timed]]:
-        """(finders that end at their own time, finders that may go on to `limit`), with their usual ends."""
+        """Finders of bounds in the order in which they run: (early, late) lists of (finder, its deadline).
+
+        Early finders stop at their deadlines. Late ones may go on to `limit` while no bound is found.
+        """
         now, soon = self._now, self._soon
         pairs = self._crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
         is_small, is_timed = pairs <= _MAX_BRIEF and self._is_countable, pairs <= _MAX_TIMED

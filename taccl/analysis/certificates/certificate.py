@@ -28,8 +28,8 @@ _MOST_SHOWN = 12
 #: happened.
 Labels = tuple[tuple[int, int], ...]
 #: Assumption about switches under which a bound holds. False: only switches that the topology declares can
-#: reduce. True: all switches can reduce. ``"only"``: declared switches make all sums, and a rank adds nothing
-#: to its own data but the output of a switch.
+#: reduce. True: all switches can reduce. ``"only"``: declared switches make all sums; ranks add switch output
+#: to their own data, and nothing else.
 InNetworkGrant = bool | Literal["only"]
 
 

@@ -26,9 +26,10 @@ from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 from taccl.topology.recognise import grid_of
 
-#: Grids of the search, first a rough one that finds the approximate horizon: (max number of steps, max number
-#: of prices of the linear program). `_PER_LATENCY`: possible numbers of steps per latency; the largest that
-#: does not give too many steps is used. Just above whole numbers, costs of sends are closest to the curve.
+#: Grids of the search, (max number of steps, max number of prices of the linear program): a rough grid for
+#: the approximate horizon, then a fine grid.
+#: `_PER_LATENCY`: possible numbers of steps per latency; the search uses the largest within the grid's max.
+#: Just above whole numbers, rounding to steps changes the costs of sends least.
 _GRIDS = (30, 60), (90, 320)
 _PER_LATENCY = 8.05, 6.05, 5.05, 4.05, 3.05, 2.05, 1.05
 #: `_LEAST_KNOTS`: min number of times at which a linear program has prices. Prices change faster within a
@@ -37,7 +38,7 @@ _LEAST_KNOTS, _SHORT = 6, 12
 #: `_NEAR`: distance of the logarithm of the links' load from 0 at which the search on the rough grid ends.
 #: `_FINER`: approximate ratio of the horizons that the fine and the rough grid prove.
 _NEAR, _FINER = 0.1, 1.06
-#: Max number of linear programs for a grid; each has a horizon closer to the longest that prices prove.
+#: Max number of linear programs per grid; each brings the horizon closer to the best provable bound.
 _ROUNDS = 4
 #: Within a horizon that no schedule meets, links are overloaded: the logarithm of their load is positive.
 #: `_MARGIN`: logarithm of the load at which the search for the longest such horizon aims.

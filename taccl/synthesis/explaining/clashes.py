@@ -42,7 +42,10 @@ _GENTLE = (RELAYS, INSIDE, CONNECTIONS)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Edits that make a problem feasible; `fewest` is True if no cheaper ones do (proven)."""
+    """Edits of a sketch that make a problem feasible.
+
+    - `fewest`: True if no cheaper edits are proven to suffice, False if cheaper ones may exist.
+    """
 
     edits: tuple[Edit, ...]
     fewest: bool

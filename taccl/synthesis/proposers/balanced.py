@@ -46,11 +46,9 @@ BALANCED = "dimension-balanced"
 _MOST_CHUNKS = 128
 #: Max transfers of a listed schedule; larger ones must be implicit.
 MOST_TRANSFERS = 20_000_000
-#: Twice as many chunks count as a gain if the planned finish is at most this share of the best planned finish
-#: so far.
+#: Max ratio of the planned finish to the best one so far at which twice as many chunks count as a gain.
 _PAYS = Fraction(99, 100)
-#: Local search improves the second-best plan, too, if it finishes within this multiple of the best plan's
-#: finish.
+#: Max ratio of the second-best to the best planned finish at which local search improves both plans.
 _NEAR = 1.05
 #: Place of errors on process groups.
 _WHERE = "dimension-balanced: groups"

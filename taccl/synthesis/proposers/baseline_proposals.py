@@ -35,7 +35,7 @@ _MOST_NAMED = 400_000
 #: Estimated CPU seconds to verify a transfer.
 _VERIFY_S = 6e-6
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
-#: `_RUN_S`: CPU seconds of its run per 10,000 arrivals of copied chunks, and per 10,000 arrivals of sums.
+#: `_RUN_S`: CPU seconds of the list scheduler per 10,000 arrivals of copied chunks, and per 10,000 of sums.
 #: `_UNEVEN_RUNS`: max runs if pairs of ranks exchange different numbers of bytes; this scheduler is then the
 #: first baseline.
 _LOAD_S, _RUN_S, _UNEVEN_RUNS = 0.5, (0.3, 1.0), 3
@@ -55,7 +55,7 @@ BY_ESTIMATE = "multiplying by estimate"
 
 #: `_RESERVE_S_PER_LINK`: CPU seconds of verifier and bound at the end, per link.
 #: `_RESERVE_S_PER_TRANSFER`: CPU seconds of verifier and bound at the end, per transfer.
-#: `_MOST_RESERVE_SHARE`: max share of the time reserved for both.
+#: `_MOST_RESERVE_SHARE`: max share of the time left to reserve for verifier and bound.
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
 #: `_BASELINE_S_PER_ARRIVAL`: CPU seconds to build and verify a baseline, per arrival of a chunk.
 #: `BASELINE_S_PER_LINK`: CPU seconds to build and verify a baseline, per link.

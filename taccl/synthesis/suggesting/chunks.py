@@ -154,7 +154,10 @@ def choose_with_sketches(
 
 
 def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
-    """(problem in the best number of chunks if that is open, sketches to search under)."""
+    """Choose the number of chunks if it is open, and the sketches to search under.
+
+    Returns (problem in these chunks, sketches).
+    """
     problem, options, limit = search.asked or search.problem, search.options, search.deadline
     whole, suggesting = problem.in_its_chunks, options.parameters.suggesting
     sketch = options.sketch

@@ -264,7 +264,7 @@ class Pairs:
         self._entered = cache(self._entered_by)
 
     def limited_by(self, labels: Labels) -> bool:
-        """True if no schedule exceeds a label, and none has the last entries before `since` (as given).
+        """True if the labels hold for all schedules, and so does the premise on `since`; evaluated exactly.
 
         - `labels`: ((ticks, most), ...): before `ticks`, there are at most `most` pairs.
         """

@@ -185,7 +185,7 @@ class Facts:
         )
 
     def outside(self, ranks: frozenset[int]) -> Iterator[tuple[int, set[int]]]:
-        """Yield (chunk, outside holders) of chunks that `ranks` lack, or sums with outside contributions."""
+        """Yield (chunk, its origins outside `ranks`) for each chunk that cannot be made from inside alone."""
         for c, data in enumerate(self.collective.chunks):
             others = set(data.origins) - ranks
             if others and (self.sums or len(others) == len(data.origins)):

@@ -241,7 +241,7 @@ def largest_piece(problem: Problem, *, divisible: bool) -> int:
 
 
 def _equal_sets(sets: RankSets) -> NDArray[np.int64]:
-    """(num_chunks,) number of each chunk's set; equal sets have one number, in whatever order ranks are."""
+    """(num_chunks,) number of each chunk's set; sets of the same ranks have the same number."""
     number: dict[frozenset[int], int] = {}
     numbers = [number.setdefault(frozenset(ranks), len(number)) for ranks in sets.sets]
     return np.array(numbers, np.int64)[sets.of_chunk]
