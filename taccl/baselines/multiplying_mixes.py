@@ -39,9 +39,9 @@ PAYS = 0.997
 #: `_EQUAL_PARTS`: numbers of equal parts into which the search cuts the chunks of a plan at its start.
 _MOST_PARTS, _EQUAL_PARTS = 20, (1, 2, 4, 8)
 #: Successive runs of simulated annealing, as (number of moves, temperature at the start as a share of the
-#: estimated finish). `_RUNS` start from the mix of equal parts; a later run starts from the best mix so far.
-#: The first ones are short, in case time is short. All of them need 1 to 3 s of CPU. `_MILD_RUNS` start from
-#: the best mix in finer chunks.
+#: estimated finish). The first run is short, in case time is short; all runs need 1 to 3 s of CPU.
+#: `_RUNS`: the first run starts from the mix of equal parts; a later run starts from the best mix so far.
+#: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
 _RUNS = (10_000, 0.02), (50_000, 0.02), (150_000, 0.02), (200_000, 0.01), (200_000, 0.005)
 _MILD_RUNS = ((100_000, 0.002),)
 

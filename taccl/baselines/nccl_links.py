@@ -107,9 +107,9 @@ def table_rates(algorithm: str) -> str:
 
 
 def _network_factor(topology: Topology, row: Protocol, to_us: float) -> Fraction:
-    """Factor from the latency of a ring's hop between nodes to that of a hop with `to_us` in NCCL's tables.
+    """Latency of a hop between nodes with `to_us` in NCCL's tables, divided by that of a ring's hop.
 
-    The latency that profiles add for the network of an instance type stays the same.
+    Both include the latency that profiles add for the network of an instance type.
     """
     further_us = 0.0
     if topology.machine in INSTANCES and topology.profile in [e.name for e in PROFILES[topology.machine]]:

@@ -94,7 +94,7 @@ def has_nvls(problem: Problem) -> bool:
 
 
 def why_no_nvls(problem: Problem) -> str:
-    """Reason why NVLS is not among the algorithms for a problem on which it is not excluded by an option."""
+    """Reason why NVLS does not support a problem, as a clause that begins with 'as'."""
     switched = with_switches(problem)
     if problem.collective.name != "allreduce":
         return "as this baseline has sums in switches for allreduce only"

@@ -51,8 +51,8 @@ _FINER, _MOST_PARTS, _MOST_UNEVEN = 4, 8000, 0.5
 #: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
 #: for each doubling of the number of transfers.
 _PAYS = 0.998
-#: Numbers of steps grow or fall by the share `_GROWTH`, but at least by 1, from an estimate, until that gives
-#: no earlier finish. `_LIKELY`: factor of the estimate, by which it is right on meshes of 16 and 64 ranks.
+#: `_GROWTH`: relative change from one number of steps to the next to try; the change is at least 1.
+#: `_LIKELY`: factor of the estimated number of steps, fitted to meshes of 16 and 64 ranks.
 _GROWTH, _LIKELY = 1 / 8, 0.6
 #: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones, then
 #: `_DRIFTING` while links drift apart. Up to `_FEW_SENDS` (shares times steps times ranks, about 0.2 s),
@@ -387,7 +387,7 @@ class _Mixes:
 
 
 def _earlier(best: _Found, found: _Found | None) -> _Found:
-    """The one with the earlier finish."""
+    """Result with the earlier finish; `best` if they are equal or `found` is None."""
     return best if found is None or found.finish_us >= best.finish_us else found
 
 

@@ -75,7 +75,7 @@ class Expectation:
         algorithms: Collection[str] = (),
         version: Sequence[int] = (),
     ) -> None:
-        """Expect a series on a topology.
+        """Prepare to predict the times of a measured series on a topology.
 
         - `named_network`: Network that the log names, which counts if the topology follows from GPUs alone.
         - `algorithms`: Algorithms to which the log's NCCL_ALGO limits the library; empty for all. Those that

@@ -32,7 +32,7 @@ _SERVED = ("allreduce", "allgather", "reduce-scatter", "broadcast")
 _MODULE = "register_plans"
 #: `_PLAN_S`: CPU seconds per transfer to build an MSCCL++ plan and check it.
 #: `_PROGRAM_S`: CPU seconds per transfer to lower a schedule and check the program.
-#: `_LEAST_S`: min seconds for these files of all ranges, even if time is up.
+#: `_LEAST_S`: min seconds for all MSCCL++ files of a plan, even after its deadline.
 _PLAN_S, _PROGRAM_S, _LEAST_S = 2e-4, 8e-5, 0.5
 
 

@@ -162,7 +162,10 @@ def middle_clause(series: Series, predicted_us: Sequence[float]) -> str:
 
 
 def _ratios(series: Series, predicted_us: Sequence[float]) -> tuple[list[float], float]:
-    """(measured over expected time of each size, larger median of it at both ends but at least 1)."""
+    """Ratios of measured to expected times, and the ratio that counts as usual.
+
+    The usual ratio is the larger of the medians over the smallest and the largest sizes, but at least 1.
+    """
     ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, predicted_us, strict=True)]
     return ratios, max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
 

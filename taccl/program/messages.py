@@ -254,7 +254,7 @@ def follow_named(
 
 
 class _SumPlan:
-    """Plan of what reads the contributions that arrive at each rank: later messages and the rank's results.
+    """Readers of the contributions that arrive at each rank: later messages and the rank's results.
 
     - `readers`: {(rank, chunk): all readers}.
     - `results`: {(rank, chunk): the reader for the result}.

@@ -27,7 +27,7 @@ VOLTA_LAUNCH_CHANNEL_US, LAUNCH_CHANNEL_US = 0.1, 0.2
 #: `KERNEL_LAUNCH_US`: launch time in us of a kernel that runs a whole collective, without base latency.
 #: `KERNEL_LAUNCH`: source of `KERNEL_LAUNCH_US`.
 KERNEL_LAUNCH_US, KERNEL_LAUNCH = 4.95, "published times of MSCCL++ on A100, docs/performance-ndmv4.md"
-#: {GPU generation: such a launch time, and its source} for generations that differ.
+#: {GPU generation: (kernel launch time in us, its source)}, for generations that differ from A100.
 #: On 8 H100, allreduces of 24, 48 and 72 KB take 6.18, 6.62 and 6.91 us.
 KERNEL_LAUNCHES = {"Hopper": (4.25, "published times of MSCCL++ on H100, test/deploy/perf_ndmv5.jsonl")}
 LAUNCH = "our choice: from the call to the first step of a kernel"

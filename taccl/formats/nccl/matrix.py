@@ -350,8 +350,7 @@ def _unglued(
             parts = re.findall(_CELL, word)
         elif len(split) == len(devices) - 1 and (glued := _GLUED_AFFINITY.fullmatch(word)):
             cell = mirror.get(words[0], glued[1])
-            # Do not split NV12 into NV1 and affinity 2: NV12 may be a whole cell that contradicts the
-            # other direction.
+            # Do not split NV12 into NV1 and affinity 2: it may be a whole cell, in conflict with its mirror.
             if word.startswith(cell) and not re.fullmatch(r"\d*", word.removeprefix(cell)):
                 parts = [cell, word.removeprefix(cell)]
         if len(parts) > 1:

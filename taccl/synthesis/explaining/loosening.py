@@ -24,7 +24,7 @@ CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relaye
 
 #: `_ADD`: cost of an edit that adds an item.
 #: `_SET`: cost of an edit that sets a number.
-#: `_REMOVE_ENTRY`: cost of an edit that removes the entry of one sender.
+#: `_REMOVE_ENTRY`: cost of an edit that removes one sender's entry from a clause.
 #: `_REMOVE_CLAUSE`: cost of an edit that removes a whole clause.
 _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
 

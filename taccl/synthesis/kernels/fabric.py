@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Ratio that separates speed classes: a link is in a slower class if its sends take more than this many times
-#: as long as sends over the class's fastest link.
+#: Max ratio of the slowest to the fastest send within a speed class of links; the last class has no limit.
 _CLASS_RATIO = 1.3
 _MAX_CLASSES = 4
 
@@ -251,7 +250,7 @@ class _Holds:
 
 
 def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
-    """Holds of usable links; slots in the result are still indices of links."""
+    """Holds of resources by usable links, which are given by their index, not yet by slot."""
     columns, num_links = hold_columns(topology), len(usable)
     some = usable[columns.link]
     link, resource, receives = columns.link[some], columns.resource[some], columns.receives[some]

@@ -195,8 +195,7 @@ def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
         alpha = arcs.hold_alpha[h] if joined < 0 else 0
         price += (alpha + units * arcs.hold_beta[h]) * room.price[arcs.resource[h]]
     if noise:
-        # Within a turn, noise is the same for the same arc and tree; otherwise paths would get costlier at
-        # each visit.
+        # Noise depends on arc and tree alone within a turn, as new noise would change costs at each visit.
         mixed = (np.uint64(a) * np.uint64(2654435761) + np.uint64(t) * np.uint64(40503)) ^ room.random[1]
         part = ((mixed * np.uint64(2685821657736338717)) >> np.uint64(40)) / 16777216.0
         price += 0.5 * noise * part * took

@@ -215,7 +215,7 @@ def _listed(
     begin: int,
     limits: Limits,
 ) -> Sends:
-    """All sends in order of start: those inside clusters, then the chunks of each convoy one after the other.
+    """All sends in order of start: those inside clusters, then convoys as sends of their single chunks.
 
     - `own_of_link`: Ticks for which a chunk occupies a link.
     - `found`: Sends of convoys, whose starts are `begin` ticks later in the result.

@@ -152,7 +152,7 @@ class _Forms:
 
     @property
     def least_s(self) -> float:
-        """Seconds that the rest of `_LEAST_FORMS_S` takes, at least 0."""
+        """Estimated wall seconds to use up `_LEAST_FORMS_S` of CPU; 0 if it is used up."""
         return busy_factor() * max(0.0, self.cpu_began_s + _LEAST_FORMS_S - time.thread_time())
 
     def left_s(self, limit: Deadline) -> float:

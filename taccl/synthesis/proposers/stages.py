@@ -129,7 +129,7 @@ def _joint(search: Search) -> None:
 
 
 def _may_ruin_early(search: Search) -> bool:
-    """True for the search of a whole problem, if seconds are reserved for ruin and recreate."""
+    """True if ruin and recreate suits the problem and has reserved time, and this is no partial search."""
     is_whole = search.above is None and not search.phase
     return is_whole and search.kept_s > 0 and suits_improvement(search.problem)
 

@@ -41,7 +41,7 @@ _ROUNDS, _BLOCKS, _ENOUGH = 60, 24, 2e-3
 _LEAST = 1e-6
 #: Lengths of the sends of the first rows, as multiples of the latency.
 _FIRST = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-#: Limit on prices of data and of sends in the first programs, relative to the number of steps.
+#: Max dual price of data and of a send in the first linear programs, divided by the number of steps.
 _MOST_PRICE = 100.0
 
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
