@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 
 #: `_ENOUGH`: the search for channels ends once a set reaches this share of the bound on bandwidth.
-#: `_NEARLY`: share of the best rate found that the returned set must reach; the smallest such set is
-#: returned.
+#: `_NEARLY`: share of the best rate found; the smallest set of channels that reaches it is returned.
 _ENOUGH, _NEARLY = 0.995, 0.97
 #: Rings without relays are preferred if they reach at least this share of the rate of rings with relays.
 _ENOUGH_UNRELAYED = 0.9

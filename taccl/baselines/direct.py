@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 #: `_FEW_TRANSFERS`: max transfers for which list scheduling is tried (about 0.1 s).
-#: `_LATE`: min ratio of the finish in pairwise order to the busiest resource's time, for list scheduling to
-#: be tried.
+#: `_LATE`: list scheduling is tried if pairwise order takes this many times the busiest resource's time.
 _FEW_TRANSFERS, _LATE = 2000, 1.05
 
 

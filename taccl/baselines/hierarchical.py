@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: For schedules of `_chunk_by_chunk`: finer chunks are kept if they finish within this share of the time of
-#: coarser ones.
+#: `_chunk_by_chunk` keeps finer chunks if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
 #: Max number of dimensions for which all their orders are tried.
 _MOST_ENUMERATED = 5

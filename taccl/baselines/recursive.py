@@ -237,8 +237,7 @@ def _or_doubling(
     - `forms`: {name: partners of each part of the chunks}.
     """
     for name, parts in forms.items():
-        # Parts are formed from the chunks of all roots together, so they are equal even if each root has few
-        # chunks.
+        # Parts are formed from the chunks of all roots together, so they are equal even with few per root.
         fewest = len(parts) // gcd(len(parts), problem.topology.num_ranks)
         sends = partial(doubling, parts=parts)
         found = or_whole_sums(found, problem, sends, name=name, fewest=fewest, cut=cut)

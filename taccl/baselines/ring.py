@@ -266,8 +266,7 @@ def _search(
 
     pairs = list(product(range(size), repeat=2))
     steps = {(a, b): ticks for a, b in pairs if (ticks := between(a, b)) is not None}
-    #: {(last local rank, first local rank of the next node): ticks}; with one node, ticks of the step that
-    #: closes the ring.
+    #: {(last local rank, first local rank of the next node): ticks}; with one node, the ring's closing step.
     closings = steps
     if len(nodes) > 1:
         closings = {(a, b): ticks for a, b in pairs if (ticks := crossing(b, a)) is not None}

@@ -36,8 +36,7 @@ from taccl.topology.topology import Topology
 _PROGRAMS_SHARE = 0.6
 #: `_FINISH_S`: CPU seconds per send to lower, check, time at other sizes and write to files (estimate).
 #: `_LARGE_SHARE`: max share of the remaining time that one schedule may need to be lowered and written.
-#: `_FEWEST_PROGRAMS`: if there is no time to lower this many programs, none is lowered before the comparison
-#: of ranges.
+#: `_FEWEST_PROGRAMS`: min programs to lower before ranges are compared; none if there is time for fewer.
 _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 5e-4, 0.5, 2
 #: `_TIMING_S`: CPU seconds per send to verify a schedule (3e-6) and to time it at the sizes of its range
 #: (2.5e-6 for each).

@@ -204,8 +204,7 @@ def _no_p2p(facts: Facts) -> Found:
     is_node = facts.num_nodes == 1 and facts.joint in ("NVSwitch", "NVLink", "xGMI")
     if not is_node or facts.share is None or facts.share > HOST_MEMORY:
         return None
-    # GPUs whose NVLinks are down may use PCIe directly. If small messages are slow, too, the path is a detour
-    # through host memory.
+    # GPUs whose NVLinks are down may use PCIe directly. Slow small messages show a detour over host memory.
     is_late = facts.small_ratio is not None and facts.small_ratio >= BOUNCED_SMALL
     is_sure = facts.hosts == 1 and (is_late or facts.joint != "NVLink")
     grade: Grade = "likely" if is_sure else "possible"

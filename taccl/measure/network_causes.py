@@ -29,8 +29,7 @@ PCIE_GB_PER_S = {
     for generation, per_lane in ((3, 0.985), (4, 1.969), (5, 3.938))
     for lanes in (4, 8, 16)
 }
-#: Max rate in GB/s of a node that suggests sockets (our choice: the wire rate of 100 Gb/s), and max share of
-#: its NICs' rate.
+#: A node suggests sockets up to this rate in GB/s (our choice: a 100 Gb/s wire) and share of its NICs' rate.
 _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
 
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=np.generic)
 
 #: `_INDEX`: (full type, min, max) of columns of indices.
-#: `_TICKS`: (full type, min, max) of columns of ticks, which have 62 bits, so that a time plus a duration
-#: fits into 64.
+#: `_TICKS`: (full type, min, max) of columns of ticks; a time plus a duration fits into 64 bits.
 _INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
 _TYPES: dict[str, tuple[Any, int, int]] = {
     "chunk": _INDEX, "link": _INDEX, "start": _TICKS, "end": _TICKS, "group": _TICKS, "reduce": (bool, 0, 1),

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Max share of the time left that the bound over all chunkings may take on a busy machine.
 _MOST_EVERY_SHARE = 0.3
-#: Wall time that the bound over all chunkings may take on a busy machine, however little time is left, as a
-#: multiple of `BudgetParameters.least_every_s`.
+#: Min wall time for the bound over all chunkings on a busy machine, whatever time is left, divided by
+#: `BudgetParameters.least_every_s`.
 _LATE_TIMES = 1.0
 #: Min wall time in seconds for this bound if the search already exceeds its time limit.
 _LEAST_LATE_S = 0.1

@@ -140,8 +140,7 @@ def checked_start(problem: Problem, start: Schedule) -> Schedule:
         raise _refused(f"in other chunks, {next(counts)}", f"in {next(counts)}, or leave chunks_per_rank out")
     merging = {name: getattr(own.clauses, name) for name in ("merging", "max_merge")}
     default = make_problem(asked.topology, asked.collective, chunk_bytes=asked.chunk_bytes).clauses
-    # Without a sketch, the given schedule may also merge sends on links where this is not the default, as
-    # baselines do.
+    # Without a sketch, the given schedule may merge sends on any link, as baselines do.
     allowed = [asked, asked.with_clauses(**merging)] if asked.clauses == default else [asked]
     for each in allowed:
         schedule = start.under(each)

@@ -34,8 +34,7 @@ class _Group:
 class ChoiceParameters(_Group):
     """Limits of solver models and of the compiled search (``benchmarks.quality``, ``benchmarks.scale``)."""
 
-    # Max hops, after symmetry reduction, for the models (MILP, job shop); larger problems go to the compiled
-    # search.
+    # Max hops, after symmetry reduction, for MILP and job shop; larger problems go to the compiled search.
     most_hops: int = 200_000
     few_hops: int = 100_000  # problems of at most this many hops go to the models whatever the time limit
     # Min seconds left to compile kernels that only improve schedules. With less time, no sketch is suggested

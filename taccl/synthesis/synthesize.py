@@ -45,8 +45,7 @@ from taccl.synthesis.transforms.requirements import ReleaseDates, Transform
 from taccl.synthesis.transforms.switches import InNetworkUse
 
 #: `DEFAULT_LIMIT_S`: default time limit in seconds.
-#: `IDLE_SHARE`: max share of the elapsed time without progress, after which improvement ends if no limit was
-#: given.
+#: `IDLE_SHARE`: share of the elapsed time without progress at which improvement ends if no limit is given.
 DEFAULT_LIMIT_S, IDLE_SHARE = 30.0, 1 / 3
 #: Minimum seconds for the main search, even if baselines and the choice of chunks used up the time limit.
 _LEAST_SEARCH_S = 0.05

@@ -162,8 +162,7 @@ class ResourceEntry(_Costed):
     alpha_us: Cost | None = None
     links: Annotated[list[_Pair], Field(min_length=1)]
     side: Literal["send", "receive"] = "send"
-    #: True if the entry adds links, at another rate or on the other side, to an earlier entry's resource of
-    #: this name.
+    #: True if the entry adds links, at another rate or on the other side, to an earlier resource of its name.
     continues: Annotated[bool, Field(strict=True)] = False
 
 

@@ -213,8 +213,7 @@ def _collective(kind: str, shift: int, groups: Sequence[tuple[int, ...]]) -> Col
     return collectives.together([one.among(members, num_ranks=num_ranks) for members in groups])
 
 
-#: Key of a collective's schedule: (kind, shift, algorithm, clauses on merged sends as (field, value) pairs,
-#: groups).
+#: Key of a collective's schedule: (kind, shift, algorithm, merging clauses as (field, value) pairs, groups).
 _Sent = tuple[str, int, str, tuple[tuple[str, Any], ...], tuple[tuple[int, ...], ...]]
 
 

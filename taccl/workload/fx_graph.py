@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from taccl.workload.fx_values import Reader
     from taccl.workload.mesh import Mesh
 
-#: Kinds of operations that can read an `Own` (a tensor that each rank computes from its own data) as a
-#: partial tensor.
+#: Kinds of operations that read an `Own` (tensor that each rank computes from its data) as a partial tensor.
 _OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")
 #: Kinds of operations on each row (last axis) of their operands, which all have the same shape.
 _OF_ROWS = ("softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "layernorm", "layernorm_grad")

@@ -196,8 +196,7 @@ def _transpose(graph: Graph, given: Arguments) -> Any:
     if isinstance(source, Stacked):
         source = in_memory(graph, source)
         if isinstance(source, Own):
-            # The first axis of an `Own`'s tensor counts ranks. It stays first, so that views can merge the
-            # others.
+            # The first axis of an `Own`'s tensor counts ranks; it stays first, so views can merge others.
             made = graph.make("transpose", Named(source.name), axes=(0, *(1 + axis for axis in axes)))
             return Own(made.name, tuple(source.shape[axis] for axis in axes))
     found = transposed(graph, source, axes) if isinstance(source, View) else None

@@ -24,8 +24,7 @@ from taccl.problem.problem import Problem
 
 #: Max ranks of a set that a text lists one by one; consecutive ranks are shown as a range.
 _MOST_SHOWN = 12
-#: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted events can have
-#: happened.
+#: ((ticks, most), ...), both ascending: at most `most` of the counted events can happen before `ticks`.
 Labels = tuple[tuple[int, int], ...]
 #: Assumption about switches under which a bound holds. False: only switches that the topology declares can
 #: reduce. True: all switches can reduce. ``"only"``: declared switches make all sums; ranks add switch output

@@ -30,8 +30,7 @@ from taccl.solvers.highs import minimise
 #: Limit on the number of variables (flows) of the linear program; above it, the prices of `_flat` are used.
 _MAX_FLOWS = 400_000
 #: `_FEW_FLOWS`: max variables for the simplex method; larger programs use the interior-point method.
-#: `_FLOWS_PER_S`: max variables per second of budget for the interior-point method, which seldom checks the
-#: clock.
+#: `_FLOWS_PER_S`: max variables per second of budget for interior point, which seldom checks the clock.
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price.
 _PRICE_TOTAL = 10**6
@@ -181,8 +180,7 @@ def _solve(
     holder, resource, held = volume.holds
     ticks = int(held.max(initial=1))
     unit = max(max(each.volume.values()) for each in commodities)
-    # Rows: every orbit of resources, then every rank of every commodity. Columns: every arc of every
-    # commodity, then T.
+    # Rows: orbits of resources, then (commodity, rank) pairs. Columns: (commodity, arc) pairs, then T.
     number = np.repeat(np.arange(len(commodities)), [len(each[0]) for each in arcs])
     link, src, dst = np.concatenate(arcs, axis=1)
     asked, starts = np.zeros((2, len(commodities), num_ranks))

@@ -39,8 +39,7 @@ from taccl.schedule.combine import reduce_phase
 
 #: Max ranks, and max nodes, for which pair counting is evaluated.
 _MOST_SETS = 8
-#: Approximate max length of a list of (tick, number) labels; numbers of longer lists are rounded up to fewer
-#: values.
+#: Approximate max length of a list of (tick, number) labels; in longer lists, numbers are rounded up.
 _MOST_STEPS = 12
 #: Shortest paths also limit arrival times if a chunk can start at no more than this number of ranks.
 #: If it can start at more, shortest paths between nodes do.

@@ -37,8 +37,7 @@ _MOST_MOVES = 100_000_000
 #: `_CUT_S_PER_MOVE`: approximate seconds for cuts around nodes and ranks, per chunk-link pair.
 #: `_CUT_S`: seconds that these cuts may take, however small the budget is.
 _CUT_S_PER_MOVE, _CUT_S = 4e-10, 0.7
-#: Relative difference above which the bound for the problem's chunks and that over all chunkings are both
-#: reported.
+#: Min relative difference at which the bounds for the problem's chunks and over all chunkings are both shown.
 _LEAST_DIFFERENCE = Fraction(1, 100)
 #: Key of bounds over all chunkings in a problem's cache; the value maps `in_network` to a bound.
 _CACHE = f"{__name__}.bound_over_all_chunkings"

@@ -35,8 +35,7 @@ SOME, MANY, _TIMES_UNLOADED = 1 << 8, 1 << 15, (8, 4)
 #: Ticks per microsecond of a problem that show that its costs were rounded up, if they need a finer grid.
 _ROUNDED_TICKS_PER_US = (10**9, 10**6)
 _BYTES_PER_MB = 10**6
-#: Range of starts in ticks, from `_LEAST` to below `_MOST`, such that a start plus a duration fits into 64
-#: bits.
+#: Range of starts in ticks, `_LEAST` to below `_MOST`: a start plus a duration fits into 64 bits.
 _LEAST, _MOST = -(2**62), 2**62
 
 

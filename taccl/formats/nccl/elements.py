@@ -26,8 +26,7 @@ _PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
 _MOST_LANES = 32
 _SPEED = re.compile(r"^(\d{1,3}?)(?:\.0+|(\.5))? ?GT/s")
 _MBIT_PER_S_UNKNOWN = 10_000
-#: Speeds of NICs are in Mbit/s. From this number on they are taken to be in kbit/s, as libraries on Slingshot
-#: wrote them.
+#: Speeds of NICs are in Mbit/s; from this number on they are read as kbit/s, as written on Slingshot.
 _KBIT_PER_S = 10_000_000
 _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
 #: PCI classes of GPUs: display controllers, and processing accelerators (AMD).

@@ -217,8 +217,7 @@ def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
             continue
         # The slack is practically unlimited, so that no path is left out as too long.
         quotient = take_quotient(phase.with_clauses(routing_slack=phase.clauses.routing_slack + 10**6))
-        # A chunk must reach every source of a link with several sources, so it may need several paths even to
-        # a single destination.
+        # A chunk must reach all sources of a link, so it may need several paths even to one destination.
         quotient = replace(quotient, single_path=(False,) * phase.collective.num_chunks)
         longest = max((hop.duration for hop in quotient.hops), default=0)
         upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(quotient.states)) + 1

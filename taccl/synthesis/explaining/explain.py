@@ -47,8 +47,7 @@ from taccl.synthesis.parameters import DEFAULTS
 _MAX_NAMED = 8  # max pairs of ranks that a message lists
 #: Max seconds to explain why a search found nothing.
 _INFEASIBLE_S = 10.0
-#: Scopes of the clauses whose cost is found by leaving them out one by one. Clauses on merging are relaxed
-#: instead.
+#: Scopes of clauses that are left out one by one to find their cost; clauses on merging are relaxed instead.
 _PRICED = tuple(scope for scope in BINDING if scope != "merge")
 #: Name of the cost of all clauses together.
 EVERY_CLAUSE = "every clause"

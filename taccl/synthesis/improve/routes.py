@@ -15,8 +15,7 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, Transfer
 from taccl.topology.topology import Link
 
-#: Re-timed sends are no longer merged with others, so each gets a group number of its own: this number or a
-#: smaller one.
+#: Largest group number of re-timed sends; each gets its own, as it is no longer merged with others.
 _ALONE = -(1 << 40)
 
 

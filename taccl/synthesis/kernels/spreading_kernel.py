@@ -124,8 +124,7 @@ def spread_chunks(
             s.is_active[s.active[i]] = False
         now.scalar[events.NUM_ACTIVE] = 0
         if not now.scalar[events.NUM_EVENTS]:
-            # No send is under way: missing chunks need a send against the rules for slow links, or are
-            # unreachable.
+            # No send is under way, so missing chunks need a slow link against the rules, or are unreachable.
             if forced:
                 return events.STUCK
             forced = True

@@ -36,8 +36,7 @@ _MOST_NAMED = 400_000
 _VERIFY_S = 6e-6
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
 #: `_RUN_S`: CPU seconds of the list scheduler per 10,000 arrivals of copied chunks, and per 10,000 of sums.
-#: `_UNEVEN_RUNS`: max runs if pairs of ranks exchange different numbers of bytes; this scheduler is then the
-#: first baseline.
+#: `_UNEVEN_RUNS`: max runs of it, as the first baseline, if pairs of ranks exchange unequal numbers of bytes.
 _LOAD_S, _RUN_S, _UNEVEN_RUNS = 0.5, (0.3, 1.0), 3
 #: Limits for the choice of the next baseline while there is no schedule. A baseline's first form is the first
 #: schedule that it completes; it may build variants after that.

@@ -121,8 +121,7 @@ def _in_convoys(fabric: Fabric, demand: Demand, size: int, limit: int, limits: L
     units = int(demand.units[0])
     own = fabric.own_alpha + units * fabric.own_beta
     took = fabric.alpha + units * fabric.beta
-    # Model a convoy as one message: its chunks occupy a link one after the other, and it arrives when its
-    # last chunk does.
+    # Model a convoy as one message: it occupies a link for all its chunks, and arrives with the last one.
     nothing = np.zeros_like(own)
     slower = fabric._replace(alpha=took - own, beta=own, own_alpha=nothing, own_beta=own)
     origin = np.argsort(cluster_of, kind="stable").astype(np.int32)

@@ -53,8 +53,7 @@ _MERGED_PARTS, _MERGED_ARRIVALS, _SEPARATE_PARTS = (1, 2, 8, 64), 300_000, (2, 4
 
 #: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival and part to build and verify a form: (without merging, with
 #: merging). A form without merging takes longer, as a list scheduler times its sends.
-#: `_LISTED_GAIN`: a form without merging is built if its estimated finish is at most this multiple of the
-#: best known finish.
+#: `_LISTED_GAIN`: max ratio of estimated to best known finish at which a form without merging is built.
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 
 #: CPU seconds for estimates of merged forms, and to build the earliest one, even if time is up.

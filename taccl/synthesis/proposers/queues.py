@@ -50,8 +50,7 @@ _TREE_ORDERS = 2
 _WAITING = (0.25, 4.0, 1.0, 16.0)
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
-#: Weights to try for due dates in the priority of waiting chunks; the time of a chunk's remaining route has
-#: weight 1.
+#: Weights to try for due dates of waiting chunks; the time of a chunk's remaining route has weight 1.
 _TURN_WEIGHTS = (0.5, 1.0)
 #: Rounds of the backward schedule; with more, the due dates of different resources contradict each other.
 _ROUNDS = 2

@@ -70,8 +70,7 @@ _LINK_NS = 25
 _CHOICE_NS = 35
 #: Estimated nanoseconds to schedule a hop.
 _QUEUE_NS = 1000
-#: A pass begins only if the time left is at least this multiple of the estimated time for the pass and for
-#: scheduling after it.
+#: A pass begins if the time left is at least this multiple of its estimated time, with scheduling after it.
 _MARGIN = 1.3
 
 

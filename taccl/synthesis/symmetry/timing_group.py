@@ -18,8 +18,7 @@ from taccl.sketch.group import Automorphism, Symmetries, symmetry_group
 from taccl.sketch.symmetry import chunk_permutation, order, power
 
 #: `_MOST_TRIED`: max symmetries tried.
-#: `_MOST_IMAGES`: max images of ranks, links and resources under all of these symmetries; it may be the
-#: tighter limit.
+#: `_MOST_IMAGES`: max images of ranks, links and resources under all symmetries tried.
 _MOST_TRIED, _MOST_IMAGES = 512, 2**21
 #: Max images of ranks, links and resources under all symmetries of the subgroup that is kept.
 _MOST_KEPT = 2**25

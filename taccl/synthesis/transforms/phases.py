@@ -36,8 +36,7 @@ from taccl.synthesis.transforms.isomorphic import Isomorphism, find_isomorphism,
 
 #: Share of the time for the reduce phase; the rest is for the broadcast phase.
 _FIRST_SHARE = 0.5
-#: Share of the time for the reduce phase if the broadcast phase is isomorphic, so that one schedule serves
-#: both.
+#: Share of the time for the reduce phase if its schedule also serves an isomorphic broadcast phase.
 _ISOMORPHIC_SHARE = 0.8
 #: Max share of the time to join schedules of an isomorphic phase before it ends.
 _JOINS_SHARE = 0.05

@@ -26,8 +26,7 @@ from taccl.topology.in_network import shared_links
 
 InNetworkUse = Literal["auto", "off", "only"]
 
-#: Parts per chunk to try if switches and ranks share the sums, so that sends of ranks fit between those of
-#: the switch.
+#: Parts per chunk to try if switches and ranks share the sums; short sends of ranks fill a switch's gaps.
 _CUTS = (8, 16, 32)
 #: Max transfers of the ring schedule that shares the sums with switches.
 _MOST_TRANSFERS = 20_000

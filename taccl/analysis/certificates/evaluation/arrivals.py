@@ -192,8 +192,7 @@ class Entries:
         out_and_in = ((self.facts.took(e, self.facts.units[0]) for e in some) for some in (back, self.border))
         again = sum(min(ticks, default=NEVER) for ticks in out_and_in)
         outside = steps(awake, self._num_outside)
-        # From the first tick at which a chunk can have entered and left a set, all outside ranks count as
-        # holding data.
+        # Once a chunk can have entered and left a set, all outside ranks count as holding data.
         self._awake = [(min(since, again), more) for since, more in outside]
         self._inside, self._entered = steps(inside, len(self.set_of)), steps(entered, self._num_sets)
         among_outside = self.fastest(self.links(lambda a, b: a is b is None), 1)
