@@ -17,6 +17,7 @@ from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.in_switch import switch_collectives
 from taccl.measure.library_costs import Candidate, Costs
 from taccl.measure.pair_channels import filling_us, network_channels, pair_channels, power_above
+from taccl.measure.rccl import between_nodes
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology import tuning
 from taccl.topology.tuning import PROTOCOLS
@@ -149,10 +150,11 @@ class Run:
         if self.collective in ("alltoall", POINT_TO_POINT):
             yield from self._pairs()
             return
-        for p, protocol in enumerate(PROTOCOLS):
-            if protocol.name == "ll128" and not self._sends_ll128():
-                continue
-            yield self._ring(p)
+        if self.costs.architecture and self.num_nodes > 1:
+            yield from between_nodes(self)
+            return
+        for p in self.protocols:
+            yield self.ring(p)
             if self.collective == "allreduce" and self.costs.fitted is None:
                 yield self._tree(p)
         if self.collective in ("allgather", "reduce-scatter") and self._has_pat():
@@ -163,8 +165,16 @@ class Run:
         """True if NCCL has parallel aggregated trees (PAT, since 2.23): with one GPU per node only."""
         return self.costs.fitted is None and self.num_ranks == self.num_nodes
 
-    def _sends_ll128(self) -> bool:
-        return not self.costs.pcie and (self.num_nodes == 1 or self.costs.network.ll128)
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        """Indices of the protocols that the library uses."""
+        has_ll128 = not self.costs.pcie and (self.num_nodes == 1 or self.costs.network.ll128)
+        return tuple(p for p, each in enumerate(PROTOCOLS) if has_ll128 or each.name != "ll128")
+
+    def fitted_costs(self, protocol: str) -> tuple[float, float, float]:
+        """(base us, hop us, share) of a protocol under a library without a table."""
+        assert self.costs.fitted is not None, "the library has a table"
+        return self.costs.fitted[protocol]
 
     def network_us(self, p: int, algorithm: str, *, model: bool) -> float:
         """Latency in us of a hop between nodes: in the library's own tuning model if `model`, else in ours.
@@ -249,7 +259,8 @@ class Run:
             return rate
         return min(rate, self.num_channels * tuning.RING_CHANNEL[costs.generation] * scale)
 
-    def _ring(self, p: int) -> Candidate:
+    def ring(self, p: int) -> Candidate:
+        """Times of rings under protocol number `p`."""
         costs, m, steps = self.costs, self.num_nodes, self.num_steps
         base, hop = self._node_us(p, "ring")
         is_simple = PROTOCOLS[p].name == "simple"

@@ -60,6 +60,7 @@ class Costs:
     - `pcie`: True if ranks of a node communicate over PCIe.
     - `pairs`: {pair of local ranks: number of links between them}; empty if a switch or PCIe joins the ranks.
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
+    - `architecture`: AMD's name of the GPUs' architecture, such as ``"gfx942"``; empty for other GPUs.
     - `launch_us`, `launch_source`: Time before the first step, and its origin; empty for the library's usual.
     - `ranks_per_process`: Number of GPUs on which one process enqueues kernels one after another, in
       `serial_launch_us` each, and `channel_launch_us` more for each channel. 0 means all GPUs of a node on
@@ -96,6 +97,7 @@ class Costs:
     network_rate: float = 1.0
     launch_source: str = ""
     version: Sequence[int] = ()
+    architecture: str = ""
 
     def links_share(self, num_ranks: int) -> float:
         """Share of a rank's links that lead to the first `num_ranks` ranks of its node; the least over these.

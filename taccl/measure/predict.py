@@ -218,7 +218,7 @@ def _of_model(name: str) -> Costs:
     assert model.rccl is not None, "other machines have no library"
     return Costs(
         "", links * rate, links, nic, shape.ranks_per_nic, network, pairs=shape.pairs, launch_us=launch,
-        fitted=fitted,
+        fitted=fitted, architecture=model.rccl.architecture,
         serial_launch_us=float(model.rccl.launch_each_us),
         launch_source="" if default.launch is None else default.launch.source,
     )  # fmt: skip

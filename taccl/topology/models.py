@@ -67,10 +67,12 @@ class Pcie(NamedTuple):
 class RcclFit(NamedTuple):
     """Costs under RCCL, fitted to published logs by `taccl fit`.
 
+    - `architecture`: AMD's name of the GPUs' architecture.
     - `launch_each_us`: Host time in us to enqueue a collective on each GPU of a process.
     - `protocols`: {protocol: (base in us, hop in us, share of the rate)}.
     """
 
+    architecture: str
     launch_us: str
     launch_each_us: str
     gb_per_s: str
@@ -279,6 +281,7 @@ MODELS: dict[str, Model] = {
         # `launch_each_us` is 4.3 us of MI355X times the ratio of the hosts' boost clocks (our choice).
         # The clocks, in Oracle's shapes: 5.0 GHz (EPYC 9575F, MI355X), 3.8 GHz (Xeon 8480+, MI300X).
         rccl=RcclFit(
+            "gfx942",
             "7",
             "5.66",
             "45.2",
@@ -300,6 +303,7 @@ MODELS: dict[str, Model] = {
         # In the logs, one process launches 8 GPUs, which hides the latencies of small messages.
         # As logs do not show them, the launch time and the costs of LL are those of MI300X.
         rccl=RcclFit(
+            "gfx950",
             "7",
             "4.3",
             "56.5",
@@ -322,6 +326,7 @@ MODELS: dict[str, Model] = {
         # and 2400 MHz. AMD's published allreduce of 8 GiB (361 GB/s) tests the rate. `launch_each_us` is that
         # of MI300X, the slower one of the known hosts (our choice).
         rccl=RcclFit(
+            "gfx950",
             "7",
             "5.66",
             "51.8",

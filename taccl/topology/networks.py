@@ -94,7 +94,7 @@ NETWORKS = {
         Network("rccl", 0, 0, 0, 0.95, 0, True,
                 "published logs of 2 x 8 MI308X (RCCL 2.27, NICs of Broadcom) and of 2 x 8 MI300X "
                 "(RCCL 2.28: ROCm/rocm-systems, pull request 3272)"),
-        Network("rccl-2.22", 0, 180, 0, 0.95, 0, True,
+        Network("rccl-2.22", 0, 180, 0, 0.95, 0, False,
                 "published log of 2 x 8 MI300X with RCCL 2.22 and NICs of NVIDIA"),
         Network("pollara", 0, 0, 0, 0.95, 0, True,
                 "published log of 2 x 8 MI355X with NICs of AMD: no start"),

@@ -194,6 +194,39 @@ PAIR_SIZES = {
 #: `PAIR_PEERS`: peers of a rank to which a channel sends concurrently (``src/include/device.h``).
 #: `NETWORK_PAIR_VERSION`: first version of NCCL that does so. Older ones have two channels, or a NIC each.
 PAIR_CHANNEL_NETWORK_GB_PER_S, PAIR_PEERS, NETWORK_PAIR_VERSION = 14.0, 8, (2, 29)
+
+
+class RcclRanges(NamedTuple):
+    """Sizes in bytes up to which RCCL uses LL and LL128 on several nodes, and trees under simple.
+
+    - `tree`: Sizes on two nodes, and on more.
+    """
+
+    ll: int
+    ll128: int
+    tree: tuple[int, int] = (0, 0)
+
+
+#: {architecture of AMD: {collective: ranges}}, by ``src/graph/tuning.cc`` of RCCL 2.27 (ROCm/rocm-systems).
+#: Sizes are those of whole allreduces, and of the parts of one rank for other collectives.
+#: `tree` follows from the times that the tables there give trees and rings under simple.
+RCCL_RANGES = {
+    "gfx942": {
+        "allreduce": RcclRanges(512 << 10, 4_415_057, (128 << 20, 512 << 20)),
+        "allgather": RcclRanges(96 << 10, 5_046_272), "reduce-scatter": RcclRanges(128 << 10, 3_211_264),
+        "broadcast": RcclRanges(8 << 10, 32 << 20), "reduce": RcclRanges(4 << 10, 16 << 20),
+    },
+    "gfx950": {
+        "allreduce": RcclRanges(256 << 10, 70_640_910),
+        "allgather": RcclRanges(64 << 10, 8 << 20), "reduce-scatter": RcclRanges(64 << 10, 8 << 20),
+        "broadcast": RcclRanges(2 << 10, 16 << 20), "reduce": RcclRanges(16_383, 16 << 20),
+    },
+}  # fmt: skip
+#: Channels of each of RCCL's two trees: half of 64 rings (``connectTrees`` in ``src/graph/connect.cc``).
+RCCL_TREE_CHANNELS = 32
+#: (min bytes of a chunk, n): a tree's chunks under simple are halved down to this while a channel has fewer
+#: than n for each hop from a leaf to the root (``src/enqueue.cc``).
+TREE_CHUNKS = ((128 << 10, 8), (64 << 10, 4), (32 << 10, 1))
 #: Part of the bandwidth that NVLS reaches, by GPU generation.
 NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
 #: (channels of NVLS, GB/s of each), by GPU generation, as NCCL's search finds them (``src/graph/search.cc``).

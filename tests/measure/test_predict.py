@@ -12,6 +12,7 @@ from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.library import candidates, chosen
 from taccl.measure.pair_channels import network_channels
 from taccl.measure.predict import costs_of, known_machines, predicted_us, ranks_per_node, series_us
+from taccl.measure.rccl import chunk_bytes
 from taccl.measure.series import Series
 
 
@@ -79,6 +80,37 @@ def test_launches_overlap_the_operation_before():
     size = 4 << 20
     assert us("mi300x", "allreduce", size, ranks_per_process=8) == us("mi300x", "allreduce", size)
     assert us("mi300x", "allreduce", 8, ranks_per_process=8) == pytest.approx(44, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "measured_us"), [(8 << 20, 229.6), (16 << 20, 335.9), (32 << 20, 431.3), (64 << 20, 673.5)]
+)
+def test_trees_of_rccl_between_nodes(size, measured_us):
+    """From 8 to 128 MiB RCCL sums over trees on two nodes of MI300X; a published log of 2 x 8 MI308X has times."""
+    found = taccl.predict("mi300x", "allreduce", size, nodes=2)
+    assert (found.algorithm, found.protocol) == ("tree", "simple")
+    assert found.time_us == pytest.approx(measured_us, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("machine", "collective", "kb", "expected"),
+    [
+        ("mi300x", "allreduce", 512, "ring ll"), ("mi300x", "allreduce", 4096, "ring ll128"),
+        ("mi300x", "allreduce", 256 << 10, "ring simple"), ("mi355x", "allreduce", 64 << 10, "ring ll128"),
+        ("mi355x", "allreduce", 128 << 10, "ring simple"), ("mi300x", "allgather", 16 * 96, "ring ll"),
+        ("mi300x", "allgather", 16 * 4096, "ring ll128"), ("mi300x", "allgather", 16 * 8192, "ring simple"),
+    ],
+)  # fmt: skip
+def test_sizes_determine_the_protocols_of_rccl_between_nodes(machine, collective, kb, expected):
+    """RCCL has a range of sizes for each protocol on several nodes: of whole sums, or of one rank's part."""
+    found = taccl.predict(machine, collective, kb << 10, nodes=2)
+    assert f"{found.algorithm} {found.protocol}" == expected
+
+
+def test_chunks_of_trees_shrink_while_a_channel_has_few():
+    """With 8 hops to the root, chunks have 32, 64 or 128 KiB below 8, 32 or 64 chunks, and else up to 512."""
+    kib = np.array([7 * 64, 8 * 64, 31 * 128, 32 * 128, 63 * 256, 64 * 256, 64 * 512])
+    assert list(chunk_bytes(1024.0 * kib, 8) / 1024) == [32, 64, 64, 128, 128, 256, 512]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 7])
