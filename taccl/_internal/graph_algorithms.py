@@ -130,6 +130,19 @@ def paths_from_nearest(
     return _without_steps(dijkstra(graph, indices=[*starts], min_only=True))
 
 
+def whole_paths_from_nearest(
+    src: Sequence[int], dst: Sequence[int], length: Sequence[int], starts: Collection[int]
+) -> dict[int, int]:
+    """{reachable node: length of the shortest path from its nearest start}, for lengths of any size."""
+    found, is_shorter = dict.fromkeys(starts, 0), True
+    while is_shorter:
+        is_shorter = False
+        for start, end, more in zip(src, dst, length, strict=True):
+            if start in found and (end not in found or found[start] + more < found[end]):
+                found[end], is_shorter = found[start] + more, True
+    return found
+
+
 def not_rounded_up(lengths: Floats) -> Floats:
     """Lengths of paths, with those of 2**53 and more reduced by more than the errors of their sums.
 

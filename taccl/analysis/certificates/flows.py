@@ -18,7 +18,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.graph_algorithms import paths_from_nearest
+from taccl._internal.graph_algorithms import paths_from_nearest, whole_paths_from_nearest
 from taccl.analysis.certificates.certificate import Witness
 from taccl.analysis.certificates.evaluation.facts import Facts, merged, pays, shortest_lengths, soonest
 from taccl.analysis.certificates.finding.distances import Arcs, idle_at_most, least_time, proven_in_rounds
@@ -35,7 +35,7 @@ _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price.
 _PRICE_TOTAL = 10**6
 #: `_MOST_EXACT`: max length of a path that double precision adds exactly. `_MOST_WHOLE`: max arcs of all
-#: commodities for paths in whole numbers of any size, which take about 2 us per arc.
+#: commodities for paths in whole numbers of any size, which take about a microsecond per arc and round.
 _MOST_EXACT, _MOST_WHOLE = 2**53, 50_000
 
 
@@ -268,10 +268,8 @@ def _proved(
     for each, (link, src, dst) in zip(commodities, arcs, strict=True):
         cheapest: Mapping[int, int] | NDArray[np.float64]
         if is_whole:
-            out: dict[int, list[tuple[int, int]]] = defaultdict(list)
-            for start, end, cost in zip(src.tolist(), dst.tolist(), pays[link].tolist(), strict=True):
-                out[start].append((end, cost))
-            cheapest = shortest_lengths(out, dict.fromkeys(each.origins, 0))
+            ends = src.tolist(), dst.tolist()
+            cheapest = whole_paths_from_nearest(*ends, pays[link].tolist(), each.origins)
         else:
             cheapest = paths_from_nearest(num_ranks, src, dst, pays[link], each.origins)
         total += each.count * unit * sum(int(cheapest[r]) * amount for r, amount in each.volume.items())

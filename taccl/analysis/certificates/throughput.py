@@ -22,7 +22,7 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.level_sets import level_cut
-from taccl.analysis.certificates.transformed import into_node
+from taccl.analysis.certificates.transformed import into_node, ticks_of_part
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 
@@ -162,13 +162,8 @@ class NodeData(Witness):
         part = into_node(facts.problem, self.node)
         if part is None or facts.in_network or facts.only_switches_add:
             return False
-        ticks /= _ticks_of_part(part, facts.problem)
+        ticks /= ticks_of_part(part, facts.problem)
         return self.inner.holds(Facts(part, divisible=facts.divisible, in_network=False), ticks)
-
-
-def _ticks_of_part(part: Problem, problem: Problem) -> Fraction:
-    """Ticks of a problem per tick of a part of its data, whose sizes may allow another grid of times."""
-    return Fraction(problem.costs.ticks_per_us, part.costs.ticks_per_us)
 
 
 def node_data_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -191,5 +186,5 @@ def node_data_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
             for claim in cut_claims(volume, found, backwards=backwards):
                 assert isinstance(claim.witness, CutDual), "claims of cuts have the duals of cuts"
                 limits = f"{claim.limits}, of data {'for' if backwards else 'from'} other nodes"
-                ticks = claim.ticks * _ticks_of_part(part, needed.problem)
+                ticks = claim.ticks * ticks_of_part(part, needed.problem)
                 yield Claim(ticks, limits, NodeData(node, claim.witness, backwards))

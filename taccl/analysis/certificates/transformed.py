@@ -185,6 +185,11 @@ def into_node(problem: Problem, node: int) -> Problem | None:
     return replace(problem, collective=part, chunk_bytes=tuple(sizes), chunks_open=False)
 
 
+def ticks_of_part(part: Problem, problem: Problem) -> Fraction:
+    """Ticks of a problem per tick of a part of its data, whose sizes may allow another grid of times."""
+    return Fraction(problem.costs.ticks_per_us, part.costs.ticks_per_us)
+
+
 def release_dates(problem: Problem) -> list[Fraction]:
     """Release dates from which a bound is computed, ascending, at most `_MOST_DATES`.
 
