@@ -74,6 +74,22 @@ def _count(grid: Grid, cores: Cores, shares: Shares, i: int, sign: int) -> None:
 
 
 @inner
+def _is_open(grid: Grid, cores: Cores, shares: Shares, i: int) -> bool:
+    """True if a share has no send that is closed."""
+    core = shares.core[i]
+    for half in range(2):
+        for v in range(len(grid.near)):
+            way = shares.way[half, i, v]
+            if way >= 0 and shares.closed[half, grid.kind[half, v, way], shares.step[half, i, v]]:
+                return False
+    for j in range(cores.kind.shape[1]):
+        c = cores.kind[core, j]
+        if c >= 0 and shares.closed[0, c, shares.begin[i] + cores.step[core, j]]:
+            return False
+    return True
+
+
+@inner
 def _busy_us(grid: Grid, count: Ints, c: int, k: int, clashes: bool) -> float:
     """Time of a step over links of one class; a latency longer if they both add and copy, and `clashes`."""
     adds, copies = count[0, c, k], count[1, c, k]
@@ -124,6 +140,8 @@ def _set_prices(
                     rise = math.log1p(rise)
                 at = k if half == 0 else num_steps - 1 - k
                 price[half, c, at] = rise / sharp + _LEAST_PRICE * grid.beta[c]
+                if shares.closed[half, c, k] and not drifts:
+                    price[half, c, at] = np.inf
 
 
 @inner
@@ -349,8 +367,10 @@ def reassign(
     order_sends(times)
     finish = _finish_us(grid, shares.sends, times, sharp, clashes, drifts, weight)
     for i in range(num_shares):
-        own, own_begin = shares.core[i], shares.begin[i]
+        own, own_begin, before = shares.core[i], shares.begin[i], np.inf
         if own >= 0:
+            if drifts or _is_open(grid, cores, shares, i):
+                before = finish
             _count(grid, cores, shares, i, -1)
         if drifts:
             weigh(grid, shares.sends, times, sharp, weight)
@@ -382,7 +402,6 @@ def reassign(
             _mutate(grid, half, cores.num_hubs[core], due, tries, room, shares.random)
         for v in range(num_ranks):
             room.step[1, v] = num_steps - 1 - room.step[1, v]
-        before = finish if own >= 0 else np.inf
         _swap(grid, cores, shares, i, core, begin, room, times, drifts)
         finish = _finish_us(grid, shares.sends, times, sharp, clashes, drifts, weight)
         if finish > before * (1 + _ROUNDING):

@@ -62,8 +62,10 @@ _BRIEF, _LONG, _DRIFTING, _FEW_SENDS = 6, 24, 24, 200_000
 #: one of `_LONG`; times the mean time of a link's data in a step, it is a number.
 #: `_DRIFT_SHARPNESS`: the same in the first and the last sweep in which links drift apart.
 _SHARPNESS, _DRIFT_SHARPNESS = (8.0, 60.0, 240.0), (3.0, 30.0)
-#: A link that both adds and copies in a step sends twice in it. Only sweeps after this share of all count it.
-_FREE = 0.4
+#: A link that both adds and copies in a step sends twice in it. The first sweeps ignore this, up to the share
+#: `_FREE`. Later sweeps count a latency more. Some long searches also close links then, for the sends that
+#: take less time if these take less than `_CLASHES` latencies.
+_FREE, _CLASHES = 0.4, 0.5
 #: Links drift apart from the best number of steps, and from a share of it whose steps are divided:
 #: (share of the number, number of parts).
 #: `_HOPELESS`: share of the sweeps after which these end if the finish is above `_PAYS` times the best one.
@@ -190,7 +192,7 @@ class _Mixes:
         #: Mean us per link of the data of all sends.
         self.busy_us = 2 * (dims.num_ranks - 1) * float((self.beta * sizes).mean()) / int(sizes.sum())
         self.cores, self.least_steps = _cores(dims, self.near, self.kind)
-        self._found: dict[tuple[int, int, int], _Found | None] = {}
+        self._found: dict[tuple[int, int, int, bool], _Found | None] = {}
         self._drifted: dict[tuple[int, int, int], _Found] = {}
 
     def soonest(self, until: Deadline, most_transfers: float) -> TreeMix | None:
@@ -272,6 +274,8 @@ class _Mixes:
         for each in tries:
             if not until.has_passed:
                 best = _earlier(best, self._searched(number, each, _LONG, until))
+        if not until.has_passed:
+            best = _earlier(best, self._searched(number, best.steps, _LONG, until, closes=True))
         even = best
         for share, parts in _DRIFTS:
             if until.has_passed or number**2 * len(self.near) > _MOST_WORK:
@@ -282,12 +286,16 @@ class _Mixes:
                 best = _earlier(best, self._drifting(start, parts, best.finish_us, until))
         return best
 
-    def _searched(self, number: int, steps: int, sweeps: int, until: Deadline) -> _Found | None:
+    def _searched(
+        self, number: int, steps: int, sweeps: int, until: Deadline, *, closes: bool = False
+    ) -> _Found | None:
         """Trees of each share after some sweeps; None if the steps do not suffice.
 
         A search that is cut off by the deadline is not kept for later calls.
+
+        - `closes`: True to close links for sends that take little time next to others of the step.
         """
-        key = number, steps, sweeps
+        key = number, steps, sweeps, closes
         if key in self._found:
             return self._found[key]
         n, num_classes = len(self.near), len(self.alpha)
@@ -297,12 +305,18 @@ class _Mixes:
             np.full((2, number, n), -1),
             np.zeros((2, number, n), np.int64),
             np.zeros((2, num_classes, steps), np.int64),
+            np.zeros((2, num_classes, steps), bool),
             np.array([1], np.uint64),
         )
         low, high = _SHARPNESS[0], _SHARPNESS[1 if sweeps == _BRIEF else 2]
         for sweep in range(sweeps):
             sharp = low * (high / low) ** (sweep / (sweeps - 1)) * steps / self.busy_us
-            if not self._reassign(self.cores, shares, sharp, clashes=sweep >= _FREE * sweeps):
+            counts = sweep >= _FREE * sweeps
+            if counts and closes:
+                fewer = shares.sends.argmin(axis=0) == np.arange(2)[:, None, None]
+                few_us = shares.sends.min(axis=0) * self._grid(shares).beta[:, None]
+                shares.closed[:] |= fewer & (few_us > 0) & (few_us < _CLASHES * self.alpha[:, None])
+            if not self._reassign(self.cores, shares, sharp, clashes=counts):
                 self._found[key] = None
                 return None
             if until.has_passed:
@@ -397,7 +411,8 @@ def _divided(found: _Found, parts: int) -> tuple[Shares, Cores]:
     begin, step = ((each + 1) * parts - 1 for each in (shares.begin, shares.step))
     sends = np.zeros((*shares.sends.shape[:2], found.steps * parts), np.int64)
     sends[:, :, parts - 1 :: parts] = shares.sends
-    copied = Shares(shares.core.copy(), begin, shares.way.copy(), step, sends, shares.random.copy())
+    closed = np.zeros(sends.shape, bool)
+    copied = Shares(shares.core.copy(), begin, shares.way.copy(), step, sends, closed, shares.random.copy())
     length = np.where(cores.length > 0, (cores.length - 1) * parts + 1, 0)
     return copied, cores._replace(length=length, step=np.where(cores.kind >= 0, cores.step * parts, -1))
 

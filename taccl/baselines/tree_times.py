@@ -63,6 +63,7 @@ class Shares(NamedTuple):
     - `way`, `step`: (2, num_shares, num_ranks) way to the next rank towards the hubs, and step of the send to
       it; then the way to the rank from which a rank gets the total, and the step of that send.
     - `sends`: (2, num_classes, num_steps) sends that add, then sends that copy, of all shares.
+    - `closed`: (2, num_classes, num_steps) true for sends that shares avoid, unless links drift apart.
     - `random`: State of the random numbers.
     """
 
@@ -71,6 +72,7 @@ class Shares(NamedTuple):
     way: Ints
     step: Ints
     sends: Ints
+    closed: NDArray[np.bool_]
     random: NDArray[np.uint64]
 
 
