@@ -10,13 +10,16 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl._internal.graph_algorithms import paths_from_nearest
+from taccl.analysis.certificates import pair_counting
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.evaluation import arrivals
 from taccl.analysis.certificates.finding.distances import Distances, shortest_times
 from taccl.analysis.verification.verify import verify
 from taccl.problem.chunks import Chunk, Derivation
 from taccl.problem.clauses import Clauses
 from taccl.problem.collective import Collective
 from taccl.topology.builder import TopologyBuilder
+from tests.analysis.claims import certificates_of
 from tests.arguments import arguments_for
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY, some
@@ -89,6 +92,16 @@ def test_spreads_beyond_double_precision_are_not_rounded_up(make):
     topology = linked("sparse", [0] * 4, [(src, dst, 1, 1) for src, dst in ends])
     problem = taccl.make_problem(topology, make(4, root=0), chunk_bytes=18139877402061931)
     assert lower_bound(problem).check()
+
+
+def test_spreads_between_nodes_beyond_double_precision_are_not_rounded_up(monkeypatch):
+    """Times of several hops between nodes, of odd numbers of ticks above 2^53, are not rounded up in bounds."""
+    monkeypatch.setattr(pair_counting, "_MOST_RANKS", 0)
+    monkeypatch.setattr(arrivals, "_MOST_STARTS", 0)
+    topology = linked("ring", range(6), [(i, (i + d) % 6, 0, 1 + i % 3) for i in range(6) for d in (1, -1)])
+    problem = taccl.make_problem(topology, "allreduce", chunk_bytes=2**54 + 39)
+    found = certificates_of(pair_counting.pair_counting_bounds, problem, in_network=False)
+    assert found and all(each.check() for each in found)
 
 
 def test_times_are_read_only():

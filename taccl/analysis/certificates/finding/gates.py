@@ -267,7 +267,7 @@ def nearest_by_node(
         return np.zeros(int(sizes.sum()), dtype=np.int64)
     ends = costs.node[costs.src[links]], costs.node[costs.dst[links]]
     far, took = ends[0] != ends[1], (costs.link_alpha + costs.link_beta)[links]
-    times = shortest_paths(len(sizes), ends[0][far], ends[1][far], took[far], first)
+    times = not_rounded_up(shortest_paths(len(sizes), ends[0][far], ends[1][far], took[far], first))
     soonest = np.sort(np.repeat(times, sizes, axis=1), axis=1).min(axis=0, initial=np.inf)
     return np.where(np.isfinite(soonest), soonest, FOREVER).astype(np.int64)
 
