@@ -42,6 +42,8 @@ _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 _BRIEF_S = 0.5
 #: Options that change a fabric given by name, so that it may not look alike from every rank.
 _CHANGING = ("sketch", "ranks", "without_rank", "nodes", "profile", "matrix", "layers")
+#: Options beside a collective's name, its size and its chunks that change a problem, or that do not fit it.
+_BESIDE = ("along", *ARGUMENTS, *ROLES, "cost_model", "time_unit_us")
 
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
@@ -209,6 +211,11 @@ def named_fabric(options: argparse.Namespace) -> NamedFabric | None:
     with suppress(InputError):
         return parse_named(options.topology)
     return None
+
+
+def is_by_name(options: argparse.Namespace) -> bool:
+    """True if the options give the collective by its name alone, apart from its size and chunks."""
+    return options.protocol == "auto" and all(getattr(options, each) is None for each in _BESIDE)
 
 
 def exceeds_limit(fabric: NamedFabric, options: argparse.Namespace, *, s_per_pair: float) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import taccl
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.scopes import prices
+from taccl.cli.verbs import bound
 from taccl.synthesis.result import Result, Stages
 from tests.cli.words import SKETCH, SMALL
 
@@ -40,6 +41,15 @@ class TestBound:
         assert (values["bound_us"], values["scope"], values["kind"]) == (0.5, "all chunkings", "latency")
         values = run_json(*words, "1MB", "--chunks-per-rank", "2")[1]
         assert (values["bound_us"], values["scope"]) == (0.51, "2 chunks per rank")
+
+    def test_options_of_the_collective_count_if_links_take_too_long_to_list(self, run, run_json, monkeypatch):
+        """Groups of ranks have a bound of their own, and a root that the collective does not have is refused."""
+        words = ("bound", "torus:4x4", "--collective", "allgather", "--size", "1KB")
+        known = run_json(*words, "--along", 1)[1]["bound_us"]
+        monkeypatch.setattr(bound, "exceeds_limit", lambda *_, **__: True)
+        assert run_json(*words, "--along", 1)[1]["bound_us"] == known < run_json(*words)[1]["bound_us"]
+        code, _, err = run(*words, "--root", 3)
+        assert code == 2 and "allgather has no root" in err
 
     def test_the_text_needs_no_plain_values(self, run, monkeypatch):
         """Without ``--json`` witnesses are not converted to plain values, which takes long for many ranks."""

@@ -19,6 +19,7 @@ from taccl.cli.options import LEAST_S, ROLES, add_limit, add_problem_options, op
 from taccl.cli.output import Answer, following_values, picked, say, title_of
 from taccl.cli.problems import (
     exceeds_limit,
+    is_by_name,
     named_fabric,
     problem_from_options,
     schedule_in,
@@ -94,7 +95,7 @@ def _of_fabric(fabric: NamedFabric, options: Namespace) -> Answer | None:
     from taccl.synthesis.symmetry.implicit import implicit_translations
 
     name, num_ranks, count = options.collective, fabric.num_ranks, options.chunks_per_rank
-    if options.check or name not in IMPLICIT_COLLECTIVES:
+    if options.check or name not in IMPLICIT_COLLECTIVES or not is_by_name(options):
         return None
     try:
         shape = implicit_translations(fabric)

@@ -30,6 +30,7 @@ from taccl.cli.options import (
 from taccl.cli.output import Answer, check_schedule_output, picked, progress_shown, say, with_file
 from taccl.cli.problems import (
     exceeds_limit,
+    is_by_name,
     named_fabric,
     problem_from_options,
     schedule_in,
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace) -> Answer:
     if options.output is not None and (options.summary or options.spill is not None):
         said = "found with --summary or --spill, which keep no schedule to write; leave one out"
         raise InputError(said, where="--output")
-    lists = options.summary or any(each is not None for each in (options.spill, options.start, options.along))
+    lists = options.summary or options.spill is not None or options.start is not None
     implicit = None if lists else implicit_answer(options)
     if implicit is not None:
         return implicit
@@ -156,7 +157,7 @@ def check_room(options: argparse.Namespace, memory_limit_mb: int | None) -> None
 def implicit_answer(options: argparse.Namespace) -> Answer | None:
     """Report for implicit synthesis, or None if ordinary synthesis should run."""
     fabric = _fabric(options)
-    if fabric is None:
+    if fabric is None or not is_by_name(options):
         return None
     balanced = options.backend == "dimension-balanced"
     try:
