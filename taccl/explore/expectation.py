@@ -137,6 +137,13 @@ class Expectation:
         each_us = 0.0 if costs is None else costs.serial_launch_us + costs.channel_launch_us
         return each_us * len(self.topology.ranks_of_node[0])
 
+    @property
+    def start_us(self) -> float:
+        """Time in us before the first hop of a collective between nodes; 0 on one node, or if unknown."""
+        if self._costs is None or self.topology.num_nodes == 1:
+            return 0.0
+        return self._costs.network.start_of(self._costs.host)
+
     def carried(self, topology: Topology) -> Topology:
         """The topology with network rates lowered to what large messages reach, if that is known."""
         return rescaled(topology, {(True, "beta"): 1 / Fraction(str(self._reached))}, thousandths)

@@ -84,7 +84,7 @@ def _gains_at(size: int, made: Schedule, expected: Expectation, machine: Machine
         able = [us + _launch_us(runtime, under[each]) for each, us in times_us.items() if _has(runtime, each)]
         if able:
             command = _command(expected, machine, size, runtime.name)
-            yield Gain(size, runtime.name, measured_us, min(able), error, command)
+            yield Gain(size, runtime.name, measured_us, min(able) + expected.start_us, error, command)
 
 
 def _schedule_of(problem: Problem, limit: Deadline) -> tuple[Schedule, bool]:
