@@ -14,6 +14,7 @@ from taccl._internal.units import parse_size
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
+from taccl.baselines.rails import SHAPES, by_rails
 from taccl.baselines.ring import around, find_rings, on_rings
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
@@ -27,7 +28,6 @@ from taccl.baselines.spread import (
     run,
     starts_of,
 )
-from taccl.baselines.tree import two_trees
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.collectives import make
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, ticks_of
@@ -89,9 +89,10 @@ def hierarchical(
     cross to these ranks directly, one chunk of each rank after another; each spreads in its node while the
     next one crosses. Where some ranks have no chunks, as in a broadcast, there is a third form: the chunks of
     a rank go to all ranks of its node in turn, along two binary trees or stars of nodes at the same local
-    rank, and spread in each node. Reductions are the reverse. Chunks that cross a link in one step are one
-    message where sends may merge. The fastest form is returned, and its `producer` names it. Only the merging
-    clauses of the sketch apply.
+    rank, and spread in each node. In a star, another node passes a chunk on to all others; in a helped star,
+    the first node sends some of these copies. Reductions are the reverse. Chunks that cross a link in one
+    step are one message where sends may merge. The fastest form is returned, and its `producer` names it.
+    Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
@@ -223,8 +224,8 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         forms = [("hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk))]
         if len(set(starts_of(problem).tolist())) < problem.topology.num_ranks:
             forms += [
-                (f"hierarchical ({each} of nodes)", run(problem, partial(_by_rails, over=each)))
-                for each in ("trees", "stars")
+                (f"hierarchical ({each} of nodes)", run(problem, partial(by_rails, over=each)))
+                for each in SHAPES
             ]
         return fastest_form(problem, forms, lists=True)
 
@@ -282,46 +283,6 @@ def _chunk_by_chunk(problem: Problem) -> Sends:
         if turn:
             moves.append((step - 1, chunk, holder, there, False))
         moves += [(step, chunk, there, nodes[node, (local + k) % size], False) for k in range(1, size)]
-    return routed(problem, Moves.of(moves))
-
-
-def _by_rails(problem: Problem, *, over: str) -> Sends:
-    """Sends in which a rank's chunks first go to all ranks of its node in turn, then between nodes.
-
-    A chunk passes from node to node at the same local rank, which sends it to its whole node. So a broadcast
-    uses all NICs of each node.
-
-    - `over`: ``"trees"`` or ``"stars"`` of nodes. The trees are two binary ones, each for half of the chunks.
-      In the star of each other node, that node receives chunks from the first one, and sends them to all
-      others. So chunks cross only twice, and all NICs send equally many bytes.
-    """
-    topology, (holder, chunk, number) = problem.topology, held_at_start(problem)
-    nodes = np.array(topology.ranks_of_node)
-    num_nodes, size = nodes.shape
-    first, local, turn = np.array(topology.node_of_rank)[holder], number % size, number // size
-    num_hubs = num_nodes - 1
-    # A hub sends to the other ones in an order in which they receive from one hub at a time, if possible.
-    stars = [
-        [(0, 0, 1 + hub), *((k, 1 + hub, 1 + (hub - k) % num_hubs) for k in range(1, num_hubs))]
-        for hub in range(num_hubs)
-    ]
-    shapes = stars if over == "stars" else two_trees(range(num_nodes))
-    moves: list[Row] = []
-    for which, edges in enumerate(shapes):
-        mine = np.flatnonzero(turn % len(shapes) == which)
-        here, rail, step = first[mine], local[mine], turn[mine]
-        # Chunks that cross from their holder are spread by the other ranks, as the holder has most to send.
-        other = (rail + 1 + step // 2 % max(1, size - 1)) % size
-        spreads = np.where(nodes[here, rail] == holder[mine], other, rail)
-        moves.append((step, chunk[mine], holder[mine], nodes[here, spreads], False))
-        for depth, above, below in edges:
-            src, dst = (nodes[(here + place) % num_nodes, rail] for place in (above, below))
-            moves.append((step + 1 + depth, chunk[mine], src, dst, False))
-        for depth, place in ((0, 0), *((depth + 1, below) for depth, _, below in edges)):
-            node, local_src = (here + place) % num_nodes, rail if place else spreads
-            for k in range(1, size):
-                src, dst = nodes[node, local_src], nodes[node, (local_src + k) % size]
-                moves.append((step + 1 + depth, chunk[mine], src, dst, False))
     return routed(problem, Moves.of(moves))
 
 

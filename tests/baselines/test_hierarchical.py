@@ -2,12 +2,13 @@
 
 from collections import Counter
 from functools import partial
+from itertools import accumulate, product
 
 import pytest
 
 import taccl
 from taccl.baselines import hierarchical, spread
-from taccl.baselines.hierarchical import _by_rails
+from taccl.baselines.rails import _plan, by_rails
 from taccl.baselines.spread import run
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
@@ -96,11 +97,37 @@ def test_stars_of_nodes_share_the_load_of_nics():
     """
     topology = taccl.topologies.dgx_h100(nodes=4)
     problem = taccl.make_problem(topology, "broadcast", size_bytes="24KB", chunks_per_rank=24)
-    schedule = run(problem, partial(_by_rails, over="stars")).schedule(problem, producer="stars")
+    schedule = run(problem, partial(by_rails, over="stars")).schedule(problem, producer="stars")
     assert taccl.verify(schedule).ok
     crossings = [topology.links[each.link] for each in schedule if each.link in topology.internode_links]
     assert Counter(link.srcs[0] for link in crossings) == {rank: 3 if rank < 8 else 2 for rank in range(32)}
     assert Counter(link.dsts[0] for link in crossings) == dict.fromkeys(range(8, 32), 3)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 4])
+@pytest.mark.parametrize("across", [1, 3, 7])
+def test_the_first_node_sends_the_copies_that_end_all_at_the_earliest_time(num_chunks, across):
+    """A plan of copies ends as early as the best of all numbers of copies."""
+    num_nodes = 5
+
+    def end(copies):
+        """Turn in which the last copy arrives; hubs start once a chunk has arrived."""
+        begin = [*accumulate(copies, initial=0)]
+        late = [first + 2 * across + num_nodes - 1 - each for first, each in zip(begin, copies) if each < 4]
+        return max(begin[-1] - 1 + across, *late, 0)
+
+    begin, copies = zip(*_plan(num_chunks, num_nodes, across, True), strict=True)
+    assert list(begin) == [*accumulate(copies, initial=0)][:-1]
+    assert end(copies) == min(map(end, product(range(1, num_nodes), repeat=num_chunks)))
+
+
+def test_helped_stars_reach_every_rank(unit_costs):
+    """Helped stars copy to nodes of three ranks, of which each chunk reaches each other node once."""
+    topology = fabrics.fully_connected(12, ranks_per_node=3, **unit_costs)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes="60KB", chunks_per_rank=12, root=4)
+    schedule = run(problem, partial(by_rails, over="helped stars")).schedule(problem, producer="stars")
+    assert taccl.verify(schedule).ok
+    assert sum(topology.is_internode(each.link) for each in schedule) == 3 * 12
 
 
 def test_a_reduction_finishes_no_later_than_its_copies_in_reversed_time():
