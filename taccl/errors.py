@@ -127,7 +127,16 @@ class TacclWarning(UserWarning):
 
 
 class AssumptionWarning(TacclWarning):
-    """An import assumed values that a machine's file lacks, or left out parts of the machine."""
+    """An import assumed values that a machine's file lacks, or left out parts of the machine.
+
+    - `brief`: The number of assumptions, and one of them; the message also says where all are listed.
+    - `assumed`: All assumptions.
+    """
+
+    def __init__(self, brief: str, assumed: Sequence[str] = ()) -> None:
+        self.brief, self.assumed = shown_lines(brief), tuple(assumed)
+        listed = " (`assumed` of the topology or this warning lists them)" if len(assumed) > 1 else ""
+        super().__init__(f"{brief}{listed}")
 
 
 class CacheWarning(TacclWarning):
@@ -146,7 +155,7 @@ class NumericsWarning(TacclWarning):
     """Times are not exact: costs were rounded, or a profile has no latencies."""
 
 
-def warn(message: str, category: type[TacclWarning]) -> None:
+def warn(message: str | TacclWarning, category: type[TacclWarning] = TacclWarning) -> None:
     """Issue a warning at the line that called into taccl, however deep the call stack is.
 
     Frames of functools and contextlib between frames of taccl, as of a cached property, count as taccl's.

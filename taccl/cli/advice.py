@@ -8,12 +8,15 @@ that command.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from taccl.cli.options import flag_of
 
 #: A parameter with or without a value, as messages write it; not one that follows ``--set``.
 _PARAMETER = re.compile(r"(?<![-\w.])(?<!--set )([a-z]\w{2,})=(?!=)(\.\.\.|'[^']*'|\"[^\"]*\"|[\w.]*\w)?")
+
+#: The command at the end of a rewritten message, with one setting.
+_HINT = re.compile(r"; `taccl convert IN OUT --set \w+=\S+` writes a file that states it$")
 
 #: A parameter with a value, followed by the option for it: ``sketch='none' (--no-sketch)``.
 _WITH_OPTION = re.compile(_PARAMETER.pattern + r" \((--([a-z][a-z-]*))\)")
@@ -47,6 +50,8 @@ def on_command_line(said: str, flags: Collection[str]) -> str:
         return made if settings == valued else f"{made}; --set NAME=VALUE sets each"
     told = " ".join(f"--set {name}={named[name] if name in valued else 'VALUE'}" for name in sorted(settings))
     if not settings & _settings("load"):
+        if settings == valued == named.keys():
+            return _PARAMETER.sub(f"`taccl convert IN OUT {told}`", said, count=1)
         return f"{made}: `taccl convert IN OUT {told}`"
     # The converted file must also state options given to the verb: files of taccl's own are read without any.
     stated = [
@@ -56,6 +61,20 @@ def on_command_line(said: str, flags: Collection[str]) -> str:
     ]
     told = " ".join([*(f"--set {name}={named[name]}" for name in stated), told])
     return f"{made}; `taccl convert IN OUT {told}` writes a file that states it"
+
+
+def with_shared_hint(lines: Sequence[str]) -> list[str]:
+    """Replace the `taccl convert` commands at the ends of several lines by a line after the last of them."""
+    hinted = [number for number, line in enumerate(lines) if _HINT.search(line)]
+    if len(hinted) < 2:
+        return list(lines)
+    brief = [_HINT.sub("", line) for line in lines]
+    last = lines[hinted[-1]]
+    indent = last[: len(last) - len(last.lstrip())] + "note: " * last.lstrip().startswith("note: ")
+    brief.insert(
+        hinted[-1] + 1, f"{indent}to state values in a file: `taccl convert IN OUT --set NAME=VALUE`"
+    )
+    return brief
 
 
 def _settings(*ways: str) -> set[str]:

@@ -71,7 +71,7 @@ def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answ
         options.deadline = NEVER
         if limited_by is not None:
             options.deadline = Deadline(began_s + getattr(options, limited_by))
-        warnings.showwarning = warning_printer(options.flags)
+        warnings.showwarning = warning_printer(options.flags, is_verbose=options.verbose)
         answer: Answer = options.run(options)
         return answer.on_command_line(options.flags)
     except _Help as help:
@@ -170,6 +170,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         verb.add_argument("--json", action="store_true", help="print one JSON object")
+        verb.add_argument("--verbose", action="store_true", help="print warnings with all details")
         add(verb)
         flags = {action.dest for action in verb._actions if action.option_strings}
         verb.set_defaults(run=run, flags=flags)

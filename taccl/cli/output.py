@@ -22,8 +22,8 @@ from taccl._internal.address_space import address_space_bytes, means_out_of_memo
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.names import shown, shown_lines, table
 from taccl._internal.units import format_count, format_gap, format_size, format_us
-from taccl.cli.advice import on_command_line
-from taccl.errors import InputError, SolverUnavailableError, TacclError
+from taccl.cli.advice import on_command_line, with_shared_hint
+from taccl.errors import AssumptionWarning, InputError, SolverUnavailableError, TacclError
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
@@ -86,7 +86,7 @@ class Answer:
             on_command_line(line, flags) if line.lstrip().startswith("note: ") else line
             for line in self.text.split("\n")
         ]
-        return replace(self, text="\n".join(lines), figures=values)
+        return replace(self, text="\n".join(with_shared_hint(lines)), figures=values)
 
 
 def picked(thing: object, *names: str) -> dict[str, Any]:
@@ -208,14 +208,20 @@ def say(message: str) -> None:
         _give_up(sys.stderr)
 
 
-def warning_printer(flags: Collection[str] = ()) -> Callable[..., None]:
+def warning_printer(flags: Collection[str] = (), *, is_verbose: bool = False) -> Callable[..., None]:
     """Function in place of `warnings.showwarning` that prints a warning as one line.
 
     - `flags`: Names of the verb's options, which replace parameters in the message.
+    - `is_verbose`: True to print each of several assumptions on a line of its own after the warning.
     """
 
     def show_warning(message: Warning | str, *_: object, **__: object) -> None:
-        say(f"warning: {on_command_line(str(message), flags)}")
+        lines = [str(message)]
+        if isinstance(message, AssumptionWarning) and len(message.assumed) > 1:
+            lines = [f"{message.brief}:", *(f"  {each}" for each in message.assumed)]
+            lines = lines if is_verbose else [f"{message.brief} (--verbose lists them)"]
+        said = with_shared_hint([on_command_line(line, flags) for line in lines])
+        say("\n".join([f"warning: {said[0]}", *said[1:]]))
 
     return show_warning
 

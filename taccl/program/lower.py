@@ -179,9 +179,8 @@ def _replaced(schedule: Schedule) -> str:
 
 def _split(runs: Sequence[int]) -> str:
     """Note on merged sends that are split, from the number of runs of each; empty if none is split."""
-    sends = f"{format_count(len(runs), 'merged send')} with scattered chunks"
-    advice = "each with a latency of its own; merged='pack' packs their chunks instead"
-    return f"{sends} split into {sum(runs)} in the program, {advice}" if runs else ""
+    sends = f"{format_count(len(runs), 'merged send')} split into {sum(runs)}"
+    return f"{sends}, as chunks are scattered; merged='pack' packs them" if runs else ""
 
 
 def _choose_channels(

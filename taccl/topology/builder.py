@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from itertools import chain, repeat
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from taccl.topology.in_network import InNetwork
     from taccl.topology.parts import LinkCost
 
+#: Parameter that an assumption names, and the end of its first part.
+_PARAMETER, _DETAIL = re.compile(r"\w="), re.compile(r"; | \(|, as of ")
 _NOTHING = Fraction(0)  # one object for all, as conversions are cached by object identity
 
 
@@ -267,10 +270,17 @@ def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning =
 
 
 def warn_of_assumptions(name: str, assumed: Sequence[str]) -> None:
-    """Warn of the assumptions on which a topology rests, if any, with an `AssumptionWarning`."""
+    """Warn of the assumptions on which a topology rests, if any, with an `AssumptionWarning`.
+
+    A single assumption is quoted whole. Of several, the start of one is quoted, preferably of a settable one.
+    """
     if assumed:
-        told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
-        warn(f"{shown(name)}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
+        told = f": {assumed[0]}"
+        if len(assumed) > 1:
+            first = next((each for each in assumed if _PARAMETER.search(each)), assumed[0])
+            told = f", such as {_DETAIL.split(first)[0]}"
+        brief = f"{shown(name)}: {format_count(len(assumed), 'assumption')}{told}"
+        warn(AssumptionWarning(brief, assumed))
 
 
 def _beta_of_edge(attributes: Mapping[str, Any], where: str) -> Fraction:

@@ -4,6 +4,7 @@ import pytest
 
 from taccl.cli.advice import on_command_line
 from taccl.cli.output import Answer, warning_printer
+from taccl.errors import AssumptionWarning
 
 
 @pytest.mark.parametrize(
@@ -22,8 +23,7 @@ from taccl.cli.output import Answer, warning_printer
         ("nodes=2 needs it; give nic_gb_per_s=", ["nodes"], "--nodes 2 needs it; give nic_gb_per_s=; `taccl convert IN "
          "OUT --set nodes=2 --set nic_gb_per_s=VALUE` writes a file that states it"),
         ("lower it with threadblocks='per-peer'", ["set"], "lower it with --set threadblocks=per-peer"),
-        ("merged='pack' packs their chunks", ["size"], "merged='pack' packs their chunks: `taccl convert IN OUT "
-         "--set merged=pack`"),
+        ("merged='pack' packs their chunks", ["size"], "`taccl convert IN OUT --set merged=pack` packs their chunks"),
         ("pcie='always' adds it", [], "pcie='always' adds it; `taccl convert IN OUT --set pcie=always` writes a file "
          "that states it"),
         ("25 GB/s (nvlink_gb_per_s=)", ["set"], "25 GB/s (nvlink_gb_per_s=); --set NAME=VALUE sets each"),
@@ -53,3 +53,18 @@ def test_warnings_name_options(capsys):
     """A warning names options of the verb in place of parameters."""
     warning_printer(["backend"])(UserWarning("use backend='greedy'"), UserWarning, "file.py", 1)
     assert capsys.readouterr().err == "taccl: warning: use --backend greedy\n"
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_a_warning_of_assumptions_is_one_line_unless_verbose(is_verbose, capsys):
+    """Several assumptions are counted, and listed only with ``--verbose``; a command is then named once."""
+    warning = AssumptionWarning(
+        "x: 2 assumptions", ("25 GB/s (nvlink_gb_per_s=)", "12 GB/s (pcie_gb_per_s=)")
+    )
+    warning_printer(is_verbose=is_verbose)(warning)
+    brief = "taccl: warning: x: 2 assumptions (--verbose lists them)\n"
+    listed = (
+        "taccl: warning: x: 2 assumptions:\n  25 GB/s (nvlink_gb_per_s=)\n  12 GB/s (pcie_gb_per_s=)\n"
+        "  to state values in a file: `taccl convert IN OUT --set NAME=VALUE`\n"
+    )
+    assert capsys.readouterr().err == (listed if is_verbose else brief)

@@ -146,7 +146,8 @@ def test_bad_files_are_named(tmp_path, text, complaint):
 
 def test_what_was_assumed_is_reported():
     """Rates and latencies, which no file of SLURM has, are noted as assumed."""
-    with pytest.warns(AssumptionWarning, match="latencies 10 us inside the innermost switch or block"):
+    with pytest.warns(AssumptionWarning):
         topology = taccl.topologies.load(CONF)
+    assert any("latencies 10 us inside the innermost switch or block" in each for each in topology.assumed)
     assert topology.num_nodes == 2
     assert np.all([link.alpha_us > 0 for link in topology.links])

@@ -152,10 +152,10 @@ def test_a_merged_send_of_others_is_split_or_packed():
     schedule = timed(
         merged_problem(), [(0, 0, 0, 0, False), (0, 2, 0, 0, False), (9, 1, 0, 1, False), (9, 3, 0, 1, False)]
     )
-    with pytest.warns(LossyConversionWarning, match="^2 merged sends with scattered chunks split into 4"):
+    with pytest.warns(LossyConversionWarning, match="^2 merged sends split into 4, as chunks are"):
         split = lower(schedule)
     packed = lower(schedule, merged="pack")
-    assert [note for note in split.notes if note.endswith("merged='pack' packs their chunks instead")]
+    assert [note for note in split.notes if note.endswith("merged='pack' packs them")]
     assert packed.notes == ()
     assert (split.num_copies, split.num_steps) == (0, 8)
     assert (packed.num_copies, packed.num_steps) == (8, 12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import warnings
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from taccl._internal.units import format_count, format_gap, format_us
 from taccl.cli.inputs import Kind, is_file, kind_of, names_topology, program_in, topology_from_word
 from taccl.cli.options import add_options, option, reader, refuse
 from taccl.cli.output import Answer, picked
-from taccl.errors import InputError
+from taccl.errors import AssumptionWarning, InputError
 from taccl.sketch.library import shipped_sketches
 from taccl.topology.registry import fabric_names, machine_names
 
@@ -49,7 +50,9 @@ def run(options: argparse.Namespace) -> Answer:
         limit = program.num_steps if options.transfers < 0 else options.transfers
         return _of_program(program, limit=limit)
     try:
-        return _shown(options, kind_of(options.named))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AssumptionWarning)  # the notes list the assumptions
+            return _shown(options, kind_of(options.named))
     except InputError as error:
         if error.where != "topology" or is_file(options.named) or names_topology(options.named):
             raise
