@@ -145,10 +145,9 @@ def plan(
     topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
     tell: Callable[[str], None] = (lambda _: None) if progress is None else partial(called, progress)
     search = PlanSearch(grid, tell, topologies, runtimes[0], log)
-    parameters = DEFAULTS
+    parameters, remarks = DEFAULTS, list[str]()
     if all(problem.chunks_open for _, problems in cases for problem in problems):
-        parameters, notes = serving_parameters(collective_of)
-        search.notes += notes
+        parameters, remarks = serving_parameters(collective_of)
     finishing_s = max(
         min(_FINISHING_SHARE * time_limit_s, _MOST_FINISHING_S),
         min(finishing_time(cases[0][1][0]), _MOST_FINISHING_SHARE * time_limit_s),
@@ -176,7 +175,7 @@ def plan(
     ranges, notes = search.ranges(max_ranges, lowered, limit)
     return Plan(
         fabric, name, ranges, len(search.candidates), log.seconds, search.stopped,
-        (*search.notes, *notes), tuple(each.name for each in runtimes), lowered,
+        (*search.notes, *notes, *remarks), tuple(each.name for each in runtimes), lowered,
         both_places="in_place" not in (lowering or {}) and name in IN_BOTH_PLACES, stages=log.stages,
     )  # fmt: skip
 

@@ -77,15 +77,16 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     rows: list[dict[str, str]] = [{} for _ in plan.ranges]
     built: dict[str | os.PathLike[str], dict[str, Any]] = {}
     served: list[ServedSizes] = []
-    notes: list[str] = []
+    named: dict[str, list[str]] = {}
     for (number, _), placed in sorted(made.items(), key=itemgetter(0)):
-        notes += placed.notes
+        for name, text in placed.notes:
+            named.setdefault(text, []).append(name)
         if placed.content is not None:
             rows[number][placed.key], built[placed.file] = placed.file, placed.content
             own = (placed.content["min_message_size"], placed.content["max_message_size"])
             served.append(ServedSizes(placed.file, *own, placed.in_place, unit_bytes(placed.content)))
-    if late:
-        notes.append(f"too little time for the MSCCL++ plan of {first_of(late, 3)}; give more time")
+    notes = [f"too little time for the MSCCL++ plan of {first_of(late, 3)}; give more time"] if late else []
+    notes += [f"{first_of(names, 3)}: {text}" for text, names in named.items()]
     contents = {str(file): text_of_plan(each) for file, each in built.items()}
     registration = {}
     if built:
@@ -98,13 +99,18 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
 
 
 class _PlacedPlan(NamedTuple):
-    """MSCCL++ plan of a range for calls in one place: key in the index, file, content or None, and notes."""
+    """MSCCL++ plan of a range for calls in one place.
+
+    - `key`: Key of the file in the plan's index.
+    - `content`: Content of the file; None if there is no such plan.
+    - `notes`: (name of the file or range, text) pairs; names with the same text share one line.
+    """
 
     key: str
     file: str
     content: dict[str, Any] | None
     in_place: bool
-    notes: list[str]
+    notes: list[tuple[str, str]]
 
 
 def _takes_s(each: PlanRange, *, is_other: bool) -> float:
@@ -120,7 +126,7 @@ def _placed(
     runtime: Runtime, plan: Plan, each: PlanRange, stem: str, ranks_per_node: int | None, *, is_other: bool
 ) -> _PlacedPlan:
     """MSCCL++ plan of a range for calls in the place of its program, or with `is_other` in the other one."""
-    file, key, notes, program = f"{stem}.plan.json", "mscclpp", list[str](), each.lowered
+    file, key, notes, program = f"{stem}.plan.json", "mscclpp", list[tuple[str, str]](), each.lowered
     if is_other:
         place = _other_place(each)
         key = f"mscclpp_{place.replace(' ', '_')}"
@@ -128,9 +134,9 @@ def _placed(
         try:
             program = runnable(each.schedule, lowering, runtime_named(plan.runtimes[0]))
         except (ExportError, InputError) as error:
-            notes.append(f"{stem.partition('.')[0]} has no MSCCL++ plan {place}: {error.reason}")
+            notes.append((stem.partition(".")[0], f"no MSCCL++ plan {place}: {error.reason}"))
             return _PlacedPlan(key, file, None, not program.in_place, notes)
-        notes += [f"{file}: {note}" for note in program.notes if note not in each.lowered.notes]
+        notes += [(file, note) for note in program.notes if note not in each.lowered.notes]
     content = _plan_of(runtime, plan, each, program, file, ranks_per_node, notes)
     return _PlacedPlan(key, file, content, program.in_place, notes)
 
@@ -142,7 +148,7 @@ def _plan_of(
     program: Program,
     file: str,
     ranks_per_node: int | None,
-    notes: list[str],
+    notes: list[tuple[str, str]],
 ) -> dict[str, Any] | None:
     """MSCCL++ plan of a range, under the first of `_protocols` that allows one; None if none does."""
     ranged = replace(program, sizes_bytes=(each.min_bytes, each.max_bytes))
@@ -159,10 +165,10 @@ def _plan_of(
             reasons.append(error.reason)
             continue
         if protocol != program.protocol:
-            why = ", and ".join(reason.partition(";")[0] for reason in reasons)
-            notes.append(f"{file} is for {protocol}, not {program.protocol}: {why}")
+            why = ", and as ".join(reason.partition(";")[0] for reason in reasons)
+            notes.append((file, f"{protocol} in place of {program.protocol}, as {why}"))
         return built
-    notes.append(f"{file.removesuffix('.plan.json')} has no MSCCL++ plan: {'; '.join(reasons)}")
+    notes.append((file.removesuffix(".plan.json"), f"no MSCCL++ plan: {'; '.join(reasons)}"))
     return None
 
 

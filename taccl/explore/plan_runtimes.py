@@ -118,8 +118,8 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
     )  # fmt: skip
     *fewer, most = map(str, counts)
     note = (
-        f"only {', '.join(fewer)} or {most} chunks per rank are tried, so that files serve powers of two "
-        "(chunks.per_rank in a sketch sets another number)"
+        f"only {', '.join(fewer)} or {most} chunks per rank tried, so that files serve powers of two "
+        "(a sketch's chunks.per_rank sets another)"
     )
     return replace(DEFAULTS, suggesting=chosen), [note]
 

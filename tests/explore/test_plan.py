@@ -84,7 +84,7 @@ def test_candidates_are_lowered_without_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         program = plan_programs.runnable(schedule, {}, runtime_named("msccl"))
-    assert any("scattered chunks" in note for note in program.notes)
+    assert any("chunks are scattered" in note for note in program.notes)
 
 
 def test_programs_are_checked_without_a_file(monkeypatch):
