@@ -21,7 +21,6 @@ _SIZE_UNITS = {
     "KI": 2**10, "KIB": 2**10, "MI": 2**20, "MIB": 2**20, "GI": 2**30, "GIB": 2**30, "TI": 2**40,
     "TIB": 2**40,
 }  # fmt: skip
-_SIZE_UNITS_SHOWN = "B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024)"
 #: Bits, refused as sizes: units with a capital prefix and a small b, such as Mb or Gib.
 _BITS = re.compile(r"[KMGT]i?b")
 #: Upper limit of sizes in bytes: byte counts in files, and times in integer ticks, then fit 64 bits.
@@ -50,8 +49,8 @@ def parse_size(size: int | float | str, *, where: str = "size") -> int:
     unit = match.group(2).upper() if match else ""
     if match is None or unit not in _SIZE_UNITS:
         raise InputError(
-            f"found {_short(size)}; expected a size such as '64KB', '1MB' (10**6 bytes) or '1MiB' (2**20 "
-            f"bytes); units are {_SIZE_UNITS_SHOWN}",
+            f"found {_short(size)}; expected a size such as '512B', '64KB' (powers of 1000) or '1MiB' "
+            "(of 1024)",
             where=where,
         )
     if _BITS.fullmatch(match.group(2)):

@@ -79,7 +79,8 @@ def find_kind(kind: str, name: str) -> str:
     found = matching(kind, known)
     if found is None:
         hint = did_you_mean(kind, known)
-        raise TopologyError(f"found {name!r}; expected {_expected()}{hint}", where="topology")
+        expected = "a machine such as ndv2, or a fabric such as ring:8" if hint else _expected()
+        raise TopologyError(f"found {name!r}; expected {expected}{hint}", where="topology")
     return found
 
 

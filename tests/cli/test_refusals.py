@@ -69,7 +69,7 @@ REFUSED = {
         ("suggest ndv2 --collective broadcast --size 4KB --root 9", "rank 9"),
         ("plan ring:4 --collective alltoallv --matrix zipf:1 --root 1", "--root: alltoallv takes none"),
         ("bound --topology ring:4 --collective allgathr --size 4", "did you mean 'allgather'?"),
-        (f"bound --topology ring:4 {GATHER} 4XB", "units are B, KB, MB, GB, TB"),
+        (f"bound --topology ring:4 {GATHER} 4XB", "found '4XB'; expected a size such as '512B'"),
         (f"bound --topology ring:4 {GATHER} 0", "--size: found '0', which is 0 bytes"),
         (f"bound --topology ring:4 {GATHER} 1.5", "which is 1.5 bytes"),
         (f"bound --topology ring:4 {GATHER} {'9' * 30}", "less than 2**62 bytes"),

@@ -70,8 +70,8 @@ def test_keywords_are_passed_on():
     ("name", "options", "message"),
     [
         ("torsu:4x4", {}, "did you mean 'torus'"),
-        ("dgx3", {}, "expected a machine .ndv2, dgx1, .*ring:8.* did you mean 'dgx"),
-        ("", {}, "expected a machine"),
+        ("dgx3", {}, "expected a machine such as .*ring:8; did you mean 'dgx"),
+        ("", {}, "expected a machine .ndv2, dgx1, .*ring:8"),
         (None, {}, "found None"),
         ("ring", {}, "ring: size: found no size; expected a size as in 'ring:8'"),
         ("ring:4x4", {}, "ring: size: found '4x4'"),
