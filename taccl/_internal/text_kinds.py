@@ -85,8 +85,7 @@ def unsupported(remedy: str) -> str:
 
 
 PICTURED = unsupported("save the text of the log or of the matrix that it shows")
-#: Kinds of text, of which the first that matches is chosen. Rows of `taccl.formats.table` with a kind of
-#: their own are tried before.
+#: Kinds of text, tried in order, after those of `taccl.formats.table`; the first that matches is chosen.
 TEXTS = (
     # Kinds that taccl reads or writes, among unsupported kinds of similar text.
     Text(

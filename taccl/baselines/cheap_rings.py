@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-#: Approximate number of extended partial paths among which a step of the beam search chooses those to keep,
-#: over all first places.
+#: Approximate number of extended partial paths, over all first places, from which a beam step chooses.
 _EXTENDED = 1 << 14
 
 

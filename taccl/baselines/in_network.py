@@ -19,8 +19,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.in_network import shared_links
 
-#: Chunks are cut while that saves 0.1 % of the time. The gain is small, as only the last chunk's multicast
-#: cannot overlap other work.
+#: Chunks are cut while that saves 0.1 % of the time: only the last chunk's multicast overlaps no other work.
 _PAYS = Fraction(999, 1000)
 
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
 
-#: Max number of resources with different loads for which mixed plans are searched: on irregular machines,
-#: estimates would take too long.
+#: Max resources with different loads for which mixed plans are searched; with more, estimates are too slow.
 MOST_RESOURCES = 64
 #: Ratio by which a lower bound must exceed a limit to end a simulation, as sums of times are rounded.
 _ROUNDING = 1 + 1e-9

@@ -20,8 +20,7 @@ from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule
 
-#: Chunks are cut while that saves 0.5 % of the time. The gain is small, as only the pulls of the last chunk
-#: cannot overlap other work.
+#: Chunks are cut while that saves 0.5 % of the time: only the pulls of the last chunk overlap no other work.
 _PAYS = Fraction(199, 200)
 #: Max sends of schedules in finer chunks (about 5 s of CPU time).
 _MOST_CUT = 100_000

@@ -56,8 +56,7 @@ RAMP_CHANNELS = 8
 
 def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> tuple[Parameter, ...]:
     """Priors of all parameters, in the order of `PARAMETERS`."""
-    # Priors are wide for networks, which vary much, and for bandwidth shares, which data hardly distinguish
-    # from a change of algorithm.
+    # Priors are wide for networks, which vary, and for bandwidth shares, which resemble other algorithms.
     rows = [
         ("launch_us", LAUNCH_US, 0.8, "us", LAUNCH),
         ("node_latency", 1.0, 0.7, "times", SOURCE),

@@ -31,7 +31,7 @@ _MOST_EVERY_SHARE = 0.3
 #: Min wall time for the bound over all chunkings on a busy machine, whatever time is left, divided by
 #: `BudgetParameters.least_every_s`.
 _LATE_TIMES = 1.0
-#: Min wall time in seconds for this bound if the search already exceeds its time limit.
+#: Min wall seconds for the bound over all chunkings if the search already exceeds its time limit.
 _LEAST_LATE_S = 0.1
 #: Seconds up to which looking up a known bound makes no row of the stages.
 _BRIEF_S = 0.01

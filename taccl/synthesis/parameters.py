@@ -37,8 +37,8 @@ class ChoiceParameters(_Group):
     # Max hops, after symmetry reduction, for MILP and job shop; larger problems go to the compiled search.
     most_hops: int = 200_000
     few_hops: int = 100_000  # problems of at most this many hops go to the models whatever the time limit
-    # Min seconds left to compile kernels that only improve schedules. With less time, no sketch is suggested
-    # to the compiled search either.
+    # Min seconds left to compile kernels that only improve schedules, or to suggest sketches to the compiled
+    # search.
     compiling_s: float = 5.0
     compiled_s: float = 0.5  # min seconds left to run kernels that only improve, if they are cached on disk
     cold_s: float = 12.0  # min seconds left to compile the kernels of a first schedule if not cached
@@ -129,8 +129,7 @@ class RuinParameters(_Group):
     """Ruin and recreate over routes and order of sends (``benchmarks.quality``)."""
 
     most_routes: int = 40_000  # max routes (trees times ranks); larger problems are skipped
-    # Max turns of the first run; each further run has twice as many. Improvement ends after `idle_runs`
-    # consecutive runs without progress.
+    # Max turns of the first run; each further run has twice as many, until `idle_runs` runs gain nothing.
     run_turns: int = 10_000
     idle_runs: int = 2
     s_per_transfer: float = 4e-5  # min seconds left per transfer, to read and write the schedule

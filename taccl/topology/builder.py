@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from taccl.topology.in_network import InNetwork
     from taccl.topology.parts import LinkCost
 
-#: Parameter that an assumption names, and the end of its first part.
+#: `_PARAMETER`: end of the name of a parameter that replaces an assumption.
+#: `_DETAIL`: end of the first part of an assumption.
 _PARAMETER, _DETAIL = re.compile(r"\w="), re.compile(r"; | \(|, as of ")
 _NOTHING = Fraction(0)  # one object for all, as conversions are cached by object identity
 

@@ -90,8 +90,7 @@ SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
 #: `TREE_SHARE`: part of a ring's bandwidth that tree allreduces reach.
 #: `NVLS_US`: base time in us of reductions in NVSwitch (NVLS).
 TREE_SHARE, NVLS_US = 0.92, 25
-#: Time in us that a round of NVLS chunks takes in addition to its bytes, for GPU generations that differ from
-#: a ring's hop under simple.
+#: {GPU generation: latency in us of a round of NVLS chunks}, where it differs from a ring's hop under Simple.
 NVLS_HOP_US = {"Blackwell": 5.0}
 #: {GPU generation: (least time of a round in us, GB/s of each thread block in it)}: a round takes no less.
 #: On 8 B200 (published log), rounds of 16, 32, 64 and 128 KiB per chunk take 16, 20 to 23, 29 and 52 us, the

@@ -36,8 +36,7 @@ _LANDMARKS = 8
 _MOST_PROVEN = 3
 #: Max ranks for which the Fiedler vector is computed.
 _MOST_OF_VECTOR = 5_000
-#: Max cells of the arrays by which cuts are evaluated together: cuts times link holds, or
-#: cuts times chunk kinds.
+#: Max size of the arrays by which cuts are evaluated together: cuts times link holds, or times chunk kinds.
 _MOST_CELLS = 2_000_000
 #: Max number of sets of ranks behind shared resources (`behind_shared`) that `node_cut` evaluates.
 _MOST_SHARED = 64
@@ -121,8 +120,7 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
         if len(below) > _MOST_LEVELS:
             share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
             at = np.searchsorted(below, share * len(values))
-            # If many ranks have equal values, there may be no level at this position. So take the nearest
-            # levels on both sides.
+            # Ranks with equal values may leave no level at this position, so take the nearest on both sides.
             chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
             levels = levels[np.minimum(chosen, len(below) - 1)]
         for level in levels.tolist():

@@ -31,8 +31,7 @@ _BUDGET_S, LIMIT_TIMES = 1.0, 2.0
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
 #: A cached bound is computed again if the budget is at least this factor times the one that it has used up.
 _LARGER = 1.5
-#: Max chunk-link pairs of a problem for the full bound over all chunkings; above it, only cuts around nodes
-#: and ranks are evaluated.
+#: Max chunk-link pairs for the full bound over all chunkings; above it, cuts around nodes and ranks only.
 _MOST_MOVES = 100_000_000
 #: `_CUT_S_PER_MOVE`: approximate seconds for cuts around nodes and ranks, per chunk-link pair.
 #: `_CUT_S`: seconds that these cuts may take, however small the budget is.

@@ -142,7 +142,7 @@ def _play(events: Events, tiles: int, jitter: float, seed: int) -> EventTimes:
 
 
 def _refuse_cycle(events: Events, endless: NDArray[np.int64]) -> NoReturn:
-    """Raise `InputError` for the component of events that never settle."""
+    """Raise `InputError` that names the sends of a cycle, whose events wait for each other."""
     component = events.levels.component
     sends = np.flatnonzero(component[: events.num_sends] == component[endless[0]]).tolist()
     raise InputError(

@@ -36,8 +36,7 @@ from taccl.analysis.verification.loops import (
 )
 from taccl.problem.chunks import RankSets
 
-#: Number of transfers replayed in Python (about 3 s) after which replay may stop. It stops if some kind has
-#: more faults than are listed.
+#: Number of transfers replayed in Python (about 3 s) before replay stops on an excess of faults of a kind.
 _MOST_REPLAYED = 1 << 20
 
 

@@ -123,8 +123,7 @@ class _PlanRun:
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
         self.label = f"the caller of gpu {r}"
-        # Under LL, successive calls use different halves of the scratch buffer, so scratch accesses of
-        # different calls need no order.
+        # Under LL, successive calls use different halves of the scratch buffer, and need no order there.
         buffers = "io" if self.packed else "ios"
         self.users.append(
             {self._place(r, r, buffer, i) for buffer in buffers for i in range(self._size(r, buffer))}

@@ -32,8 +32,7 @@ _REST = re.compile(r"[A-Z\d\s,/-]+")
 #: First column of a header after those of devices.
 _AFFINITY = re.compile(r"(?:CPU|NUMA)\s*Aff")
 _MAX_DEVICES = 512
-#: Terminal colours, also with the escape character lost or written out (`^[`), bars of a Markdown table, and
-#: no-break spaces of web pages.
+#: Terminal colours (also with the escape character lost, or as `^[`), Markdown's bars, no-break spaces.
 _COLOUR = re.compile(
     r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[|\\(?:e|033|x1[bB]|u001[bB])|\u241b)?\[[0-9;]*m|\||\u00a0"
 )

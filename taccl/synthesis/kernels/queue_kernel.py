@@ -28,8 +28,7 @@ class Hops(NamedTuple):
     next_of: Int32s  # the hops that follow hop t are `next_of[t]:next_end[t]`
     next_end: Int32s
     key: Floats  # priority among chunks that wait for the same link, the smallest first
-    #: True for hops that go before all other hops on their link, and do not merge with those. Empty if no
-    #: hops merge at all.
+    #: True for hops that precede all others on their link, and do not merge with them; empty if none merge.
     is_urgent: Bools
     most_merged: Ints  # max chunks in a send over slot e
 

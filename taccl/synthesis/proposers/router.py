@@ -42,8 +42,7 @@ _PATH_WEIGHT = 4.0
 _WAITING = 0.25
 #: Max links visited by all passes over all trees (several seconds).
 _MOST_STEPS = 1_000_000_000
-#: Max links visited by all passes of the search for routes through relays. With more chunks there are fewer
-#: passes, but at least one.
+#: Max links visited in the search for routes through relays, over all passes; at least one pass is made.
 KEPT_STEPS = 480_000_000
 #: Exponents of congestion prices in the search for trees, one for each tree. They are low at first, so that
 #: trees differ, and high at the end.

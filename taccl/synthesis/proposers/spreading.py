@@ -49,8 +49,8 @@ class Rule:
     rarest: bool = False  # True: a link sends the rarest of its source's chunks; False: the first to arrive
 
 
-#: Rules for fabrics with fast and slow links: with a smaller `theta`, slow links sooner carry chunks that the
-#: receiver's fast component has already.
+#: Rules for fabrics of fast components joined by slow links. With a smaller `theta`, a slow link sooner
+#: carries chunks that are already in the receiver's component.
 _EAGER = (Rule("in-turn", 0.7), Rule("in-turn", 0.5, rarest=True))
 
 

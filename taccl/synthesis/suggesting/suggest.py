@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 #: `_FIRST_BOUND_S`: max seconds for the bound of the best proposal.
 #: `_BOUND_S`: max seconds for each other bound.
 _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
-#: `_MOST_RANKED_HOPS`: max hops after symmetry reduction for which the list scheduler in Python tries a
-#: candidate; above it, the compiled one does.
+#: `_MOST_RANKED_HOPS`: max hops, after symmetry reduction, for list scheduling in Python, not compiled.
 #: `_RANKING_S`: max seconds of the list scheduler in Python for each phase of a candidate.
 _MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
 #: Max chunks in one send between nodes.

@@ -192,8 +192,7 @@ def _paths(
     digits = np.stack([offset // s % m for s, m in zip(strides, moduli, strict=True)], axis=1)
     around = np.array(moduli) - digits
     up, down = np.array(upwards), np.array(downwards)
-    # Half way round an axis both directions are equally long: the parity of the other digits decides, so that
-    # both are used equally.
+    # Half way round an axis, the parity of the other digits chooses the direction, so both are used equally.
     others = digits.sum(axis=1, keepdims=True) - digits + (items % pieces)[:, None]
     goes_up = (digits < around) | ((digits == around) & (others % 2 == 0))
     goes_up = (goes_up & (up >= 0)) | (down < 0)

@@ -83,8 +83,7 @@ class _Rows:
 
     def __init__(self, networks: Sequence[Network], num_ranks: int) -> None:
         self.num_ranks, self._networks = num_ranks, networks
-        # Rates are relative to the fastest arc, as the solver's tolerances require. The unit of time is the
-        # inverse of that of rates.
+        # For the solver's tolerances, rates are relative to the fastest arc, and times to its inverse.
         fastest = min((int(beta) for each in networks for beta in each.beta if beta), default=1)
         self.rates = [
             np.array([float(share * fastest / int(beta)) if beta else np.inf for share, beta in pairs])

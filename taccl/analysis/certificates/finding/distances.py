@@ -254,8 +254,7 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
         first, left = (np.full(len(problem.topology.links), np.inf) for _ in range(2))
         np.minimum.at(first, arc, distances.nearest(links, units, starts)[src])
         np.minimum.at(left, arc, distances.nearest(links, units, ends, backwards=True)[dst])
-        # `rest`, the time of a send beyond its hold, grows with the size of the send; so the smallest send
-        # gives a lower bound.
+        # `rest`, the time of a send beyond its hold, grows with its size: the smallest gives a lower bound.
         rest = costs.link_alpha[link] - costs.hold_alpha + units * (costs.link_beta[link] - costs.hold_beta)
         for all_ticks, of_link, late in ((head, first, receives), (tail, left, ~receives)):
             found = np.isfinite(first[link]) & np.isfinite(left[link])

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-#: `_SCALE`: largest price of a step. `_SPARE`: added to the price of each step, so that sends remain feasible
-#: if prices are rounded.
+#: `_SCALE`: largest price of a step.
+#: `_SPARE`: added to the price of each step, so that sends remain feasible if prices are rounded.
 _SCALE, _SPARE = 10**7, 1000
 #: Largest cost of a send, as in the check.
 _MOST_COST = 10
