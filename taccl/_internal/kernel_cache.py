@@ -1,7 +1,7 @@
 """Compiled kernels on disk in numba's format, in private folders; damaged files are replaced.
 
-Functions that only kernels call are compiled to LLVM code, which kernels include and optimise. By default
-numba also optimises each such function and generates machine code for it, though every caller does both
+Functions that only kernels call are compiled to LLVM code, which kernels include and optimise. Numba by
+default also optimises each such function and generates machine code for it, though every caller does both
 again. Leaving out both for the function alone saves a fifth of the CPU time for all kernels together.
 
 This module imports numba; `taccl._internal.kernels` imports it at the first call of a kernel.

@@ -45,7 +45,7 @@ def square_of(rows: Sequence[Row], where: str, *, is_name: Callable[[str], bool]
     Names may head rows, columns, or both.
 
     - `is_name`: True for a cell that is neither a number nor empty.
-    - `each`: What a row is of, for messages: ``"host"`` or ``"rank"``.
+    - `each`: Kind of object that a row describes, for messages: ``"host"`` or ``"rank"``.
 
     Raises `FormatError` if the cells are no square, or rows and columns have different names.
     """

@@ -341,7 +341,7 @@ def reassign(
     - `drifts`: True if no link waits for the end of a step on other links (`taccl.baselines.tree_times`).
       All shares must have trees.
     - `tries`: Number of changes that are tried with each tree.
-    - `others`: A share tries its own core, and one of `others` others, at random.
+    - `others`: A share tries its own core, and each other core with probability 1 / `others`.
     """
     num_shares, num_ranks = shares.way.shape[1:]
     _, num_classes, num_steps = shares.sends.shape

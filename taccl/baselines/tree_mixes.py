@@ -69,9 +69,10 @@ _FREE, _CLASHES = 0.4, 0.5
 #: Links drift apart from the best number of steps, and from a share of it whose steps are divided:
 #: (share of the number, number of parts).
 #: `_HOPELESS`: share of the sweeps after which these end if the finish is above `_PAYS` times the best one.
-#: `_MOST_WORK`: max square of the number of shares, times ranks, while links drift apart (0.3 s a sweep).
+#: `_MOST_WORK`: max square of the number of shares, times ranks, while links drift apart (0.3 s per sweep).
 _DRIFTS, _HOPELESS, _MOST_WORK = ((0.8, 2), (1.0, 1)), 1 / 3, 8_000_000
-#: `_TRIES`: changes tried with each tree in a sweep. `_OTHERS`: a share tries one of so many other cores.
+#: `_TRIES`: changes tried with each tree in a sweep.
+#: `_OTHERS`: a share tries its own core, and each other core with probability 1 / `_OTHERS`.
 _TRIES, _OTHERS = 40, 20
 #: CPU seconds to compile the kernel, if that was not done before.
 _COMPILE_S = 8.0

@@ -115,8 +115,8 @@ def _whole(table: NDArray[Any]) -> NDArray[Any]:
 def load_sizes(path: str | os.PathLike[str], *, num_ranks: Count | None = None) -> NDArray[np.int64]:
     """Load an alltoallv's matrix of bytes per pair of ranks, from ``.npy`` or text with a line per rank.
 
-    Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` and whole
-    numbers like ``6.4e+07``, as ``numpy.savetxt`` writes them, are allowed. Lines that begin with ``#`` are
+    Numbers in a line are separated by commas, semicolons, tabs or blanks. They may be sizes like ``64MB``, or
+    whole numbers like ``6.4e+07``, as ``numpy.savetxt`` writes them. Lines that begin with ``#`` are
     comments. The first cell or a comment may end with the unit of all numbers, such as MB. Ranks may be named
     in the first row, in the first column, or in both, and the diagonal may be empty. Lists of lists, as JSON
     or as Python prints them, are read as well, and lists of pairs of ranks below a header such as

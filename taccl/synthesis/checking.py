@@ -169,8 +169,8 @@ def begin_with(whole: Search, start: Schedule) -> None:
 def continue_from(search: Search, whole: Search) -> None:
     """Start the search from the known schedules with its number of chunks.
 
-    These are the schedules by which the portfolio chose this number, the given schedule, and for a large
-    problem that of the compiled list scheduler, if no baseline is as early. The search that held the given
+    These are the schedules by which the portfolio chose this number, and the given schedule. A large problem
+    adds that of the compiled list scheduler, if no baseline is as early. The search that held the given
     schedule is removed from ``whole.others``.
     """
     best = whole.best

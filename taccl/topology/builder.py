@@ -273,7 +273,7 @@ def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning =
 def warn_of_assumptions(name: str, assumed: Sequence[str]) -> None:
     """Warn of the assumptions on which a topology rests, if any, with an `AssumptionWarning`.
 
-    A single assumption is quoted whole. Of several, the start of one is quoted, preferably of a settable one.
+    A single assumption is quoted whole. If there are more, the start of one is, preferably of a settable one.
     """
     if assumed:
         told = f": {assumed[0]}"

@@ -239,8 +239,8 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
 def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
     """Global shape whose part at each rank equals the view.
 
-    None if there is no such shape. There may be two: if the view splits a sliced axis into an axis of length
-    1 and one of the old length, the new tensor may be sliced along either. The axis of length 1 is right if
+    None if there is no such shape. The view may split a sliced axis into an axis of length 1 and one of the
+    old length; then the new tensor may be sliced along either. The axis of length 1 is right if
     the old axis consists of heads, the other one if the view only inserts an axis. The latter is chosen if
     `graph.keeps_lengths`, if the view only adds or removes axes of length 1 (`view.is_squeezed`), or if the
     old axis is axis 0, which never consists of heads. Otherwise the former is chosen.

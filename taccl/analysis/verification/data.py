@@ -1,4 +1,4 @@
-"""Location of data: which contributions of each chunk a rank holds, and from when on.
+"""Location of data: contributions of each chunk that a rank holds, with the times from which it holds them.
 
 A copied chunk is a sum with one contribution, which each of its origins holds. Chunks do not affect each
 other's buffers, so they are replayed one by one. Fast loops, or sorts of copies, accept valid chunks; all

@@ -10,7 +10,7 @@ from taccl.errors import FormatError
 
 
 class Flow(NamedTuple):
-    """Sources and destinations of an operation of all threads, which copies its source or the sum of several.
+    """Sources and destinations of an operation of all threads, which copies a source or a sum of sources.
 
     Each is the rank's own chunks (``"own"``), those of another rank (``"remote"``), packets in the rank's
     scratch (``"packets"``), or packets in another rank's scratch (``"remote packets"``); empty for none.
