@@ -242,7 +242,7 @@ def _pipelined_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
 
 @cached
 def borders_of(topology: Topology) -> Borders:
-    """Borders of a topology, computed once."""
+    """Cached rates and latencies at the borders of a topology's ranks and nodes."""
     return Borders(topology)
 
 

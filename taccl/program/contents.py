@@ -143,7 +143,7 @@ class Memory:
         self._held = [*self.at_start]
 
     def number(self, content: Content) -> int:
-        """Number of a content."""
+        """Number that stands for a content; a new content gets the next number."""
         found = self._numbers.setdefault(content, len(self.contents))
         if found == len(self.contents):
             self.contents.append(content)

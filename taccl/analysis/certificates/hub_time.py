@@ -34,8 +34,8 @@ _PRICE, _FACTOR = 1000, 10**6
 #: `_MIDDLES`: price in the middle, as a share of the price at both ends.
 #: `_FALLS`: time at which prices stop falling, as a share of half the horizon.
 _MIDDLES, _FALLS = (0.1, 0.15, 0.2, 0.25, 0.32, 0.4, 0.55), (0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
-#: `_COARSE`, `_FINE`: numbers of cells of the grids, first to find prices, then to find the bound; for up to
-#: 8 ranks. More ranks have fewer cells.
+#: `_COARSE`: number of cells of the grid to find prices, up to 8 ranks; more ranks have fewer cells.
+#: `_FINE`: number of cells of the grid to find the bound, up to 8 ranks.
 _COARSE, _FINE = 64, 256
 #: Steps of the search for the longest horizon, as shares of the horizon.
 _COARSE_STEPS, _FINE_STEPS = (0.08, 0.04, 0.02, 0.01), (0.03, 0.01, 0.003)

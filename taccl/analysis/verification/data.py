@@ -1,8 +1,7 @@
 """Location of data: contributions of each chunk that a rank holds, with the times from which it holds them.
 
-A copied chunk is a sum with one contribution, which each of its origins holds. Chunks do not affect each
-other's buffers, so they are replayed one by one. Fast loops, or sorts of copies, accept valid chunks; all
-others are replayed in Python, which names their faults.
+A copied chunk is a sum with one contribution, which each of its origins holds. Chunks are replayed one by
+one. Fast loops, or sorts of copies, accept valid ones; Python replays all others, and names their faults.
 
 Random reads of long columns would take most of the time of the verifier. So a pass reads all columns once, in
 order of start, and places the transfers of some of the chunks into arrays, which the next pass overwrites.

@@ -48,8 +48,7 @@ MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
 
 _LONGEST_NAME = 200
 
-#: {published tool's name of a collective: (taccl's name, power)}; on n ranks, the number of chunks is
-#: a multiple of n ** power.
+#: {published tool's name: (taccl's name, power)}; on n ranks, chunks are a multiple of n ** power.
 KINDS = {
     "Allgather": ("allgather", 1), "Alltoall": ("alltoall", 2), "Broadcast": ("broadcast", 0),
     "Scatter": ("scatter", 1), "Gather": ("gather", 1), "Allreduce": ("allreduce", 1),

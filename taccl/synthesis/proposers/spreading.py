@@ -39,8 +39,8 @@ _BEHIND = (1.0, 2.0, 0.5, 0.0)
 class Rule:
     """Rule by which the kernel chooses links and chunks."""
 
-    #: Order in which links into a rank choose chunks: "in-turn", or "fewest-first" (links with the fewest
-    #: chunks to offer first). "drawn" for another kernel, in which every link draws chunks at random.
+    #: Order in which links into a rank choose chunks: "in-turn", or "fewest-first" (by chunks to offer).
+    #: With "drawn", another kernel lets every link draw chunks at random.
     order: str = "fewest-first"
     #: A slow link usually sends only chunks that no rank of the receiver's fast component has. It may repeat
     #: a chunk of this component if the receiver is far enough behind the component: by more chunks than fast
