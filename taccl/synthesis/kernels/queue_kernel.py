@@ -41,10 +41,25 @@ class Queues(NamedTuple):
     queue_key: Floats
     queue_hop: Int32s
     resource_left: Ints  # ticks of remaining load of each resource
-    is_asked: Bools
-    asked_key: Floats  # a heap of slots that may send, together with `asked`
-    asked: Ints
+    #: Ticks before which the first hop in the queue of slot e cannot start: the release of its link and
+    #: resources, as far as sends are known. 0 if the first hop is new.
+    not_before: Ints
+    #: Port of each slot: slots of one port hold the same resource from the start of each send.
+    port_of: Ints
+    port_resource: Ints  # this resource, or -1 for ports of one slot
+    #: Slots of port p that may send now, a heap: `offer[offer_of[p]:offer_of[p] + offer_size[p]]`.
+    offer_of: Ints
+    offer_size: Ints
+    offer_key: Floats
+    offer: Ints
+    asked_at: Ints  # number of the turn in which each slot was last added to its heap
+    asking: Ints  # ports with slots that may send, and a heap of them, together with `asking_key`
+    asking_key: Floats
+    turn: Ints  # number of the current turn
     together: Ints  # hops of the current send
+
+
+_NEVER = 2**62  # ticks
 
 
 # Index names below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
@@ -71,16 +86,12 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
     while True:
         if not events.has_room(fabric, now, num_arrivals):
             return events.HEAP_FULL
+        _line_up(s, now)
         while now.scalar[events.NUM_ACTIVE]:
-            e = events.pop(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE])
-            now.scalar[events.NUM_ACTIVE] -= 1
-            s.is_asked[e] = False
-            base = s.queue_of[e]
-            t = int(np.int64(s.queue_hop[base]))
-            c = int(np.int64(hops.chunk[t]))
-            size = hops.units[c]
-            if now.link_free[e] > time or not events.is_free(fabric, now, e, size, time):
+            e = _next_slot(fabric, hops, s, now, time)
+            if e < 0:
                 continue
+            c = int(np.int64(hops.chunk[int(np.int64(s.queue_hop[s.queue_of[e]]))]))
             count, size = _take(fabric, hops, s, now, e, time)
             events.start_send(fabric, now, e, c, size, time, -1, False)
             took = fabric.alpha[e] + size * fabric.beta[e]
@@ -93,6 +104,7 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
             for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
                 left = count * fabric.hold_alpha[h] + size * fabric.hold_beta[h]
                 s.resource_left[fabric.hold_resource[h]] -= left
+        s.turn[0] += 1
         if now.scalar[events.FINISH] > limit:
             return events.OVER_LIMIT
         if not now.scalar[events.NUM_EVENTS]:
@@ -183,6 +195,8 @@ def _wait(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, t: int, t
     e = int(np.int64(hops.slot[t]))
     base = s.queue_of[e]
     s.queue_size[e] = events.push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
+    if s.queue_hop[base] == t:
+        s.not_before[e] = 0
     _ask(fabric, hops, s, now, e, time)
 
 
@@ -203,20 +217,70 @@ def _take(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, t
         s.queue_size[e] -= 1
         s.together[count] = t
         count, size = count + 1, larger
+    s.not_before[e] = 0
     return count, size
 
 
 @inner
 def _ask(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, time: int) -> None:
-    """Add a link to the heap of links that may send, if the first hop in its queue can start now."""
-    if s.is_asked[e] or not s.queue_size[e] or now.link_free[e] > time:
+    """Add a link to the heap of its port, if the first hop in its queue can start now."""
+    if s.not_before[e] > time or s.asked_at[e] == s.turn[0]:  # most links wait for other resources
+        return
+    if not s.queue_size[e]:
+        s.not_before[e] = _NEVER
         return
     t = s.queue_hop[s.queue_of[e]]
-    if not events.is_free(fabric, now, e, hops.units[hops.chunk[t]], time):
+    s.not_before[e] = _free_at(fabric, now, e, hops.units[hops.chunk[t]])
+    if s.not_before[e] > time:
         return
     urgency = 0
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         urgency += s.resource_left[fabric.hold_resource[h]]
-    key = hops.key[t] - urgency
-    s.is_asked[e] = True
-    now.scalar[events.NUM_ACTIVE] = events.push(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE], key, e)
+    s.asked_at[e] = s.turn[0]
+    port = s.port_of[e]
+    if not s.offer_size[port]:
+        s.asking[now.scalar[events.NUM_ACTIVE]] = port
+        now.scalar[events.NUM_ACTIVE] += 1
+    base, key = s.offer_of[port], hops.key[t] - urgency
+    s.offer_size[port] = events.push(s.offer_key[base:], s.offer[base:], s.offer_size[port], key, e)
+
+
+@inner
+def _line_up(s: Queues, now: events.Timeline) -> None:
+    """Sort the ports that may send into a heap, by their most urgent link."""
+    for i in range(now.scalar[events.NUM_ACTIVE]):
+        port = s.asking[i]
+        events.push(s.asking_key, s.asking, i, s.offer_key[s.offer_of[port]], port)
+
+
+@inner
+def _next_slot(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, time: int) -> int:
+    """Take the most urgent link off the heaps; -1 if it cannot send any more.
+
+    All links of a port are taken off once the resource of the port is occupied.
+    """
+    port = events.pop(s.asking_key, s.asking, now.scalar[events.NUM_ACTIVE])
+    now.scalar[events.NUM_ACTIVE] -= 1
+    q, base = s.port_resource[port], s.offer_of[port]
+    if q >= 0 and now.resource_free[q] > time:
+        s.offer_size[port] = 0
+        return -1
+    e = events.pop(s.offer_key[base:], s.offer[base:], s.offer_size[port])
+    s.offer_size[port] -= 1
+    if s.offer_size[port]:
+        now.scalar[events.NUM_ACTIVE] = events.push(
+            s.asking_key, s.asking, now.scalar[events.NUM_ACTIVE], s.offer_key[base], port
+        )
+    size = hops.units[hops.chunk[s.queue_hop[s.queue_of[e]]]]
+    return int(e) if _free_at(fabric, now, e, size) <= time else -1
+
+
+@inner
+def _free_at(fabric: Fabric, now: events.Timeline, e: int, size: int) -> int:
+    """Earliest start of a send over a link in ticks, if no other send starts before it."""
+    took = fabric.alpha[e] + size * fabric.beta[e]
+    at = now.link_free[e]
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        lead = took - fabric.hold_alpha[h] - size * fabric.hold_beta[h] if fabric.hold_receives[h] else 0
+        at = max(at, now.resource_free[fabric.hold_resource[h]] - lead)
+    return int(at)

@@ -323,17 +323,40 @@ def _make_hops(
 
 def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
     num_slots, num_hops = fabric.num_slots, len(hops.slot)
+    port_resource, port_of = _ports(fabric)
+    num_ports = len(port_resource)
     return Queues(
         queue_of=starts(hops.slot, num_slots)[:-1],
         queue_size=np.zeros(num_slots, np.int64),
         queue_key=np.empty(num_hops),
         queue_hop=np.empty(num_hops, np.int32),
         resource_left=np.zeros(fabric.num_resources, np.int64),
-        is_asked=np.zeros(num_slots, bool),
-        asked_key=np.empty(num_slots),
-        asked=np.empty(num_slots, np.int64),
+        not_before=np.zeros(num_slots, np.int64),
+        port_of=port_of,
+        port_resource=port_resource,
+        offer_of=starts(port_of, num_ports)[:-1],
+        offer_size=np.zeros(num_ports, np.int64),
+        offer_key=np.empty(num_slots),
+        offer=np.empty(num_slots, np.int64),
+        asked_at=np.full(num_slots, -1),
+        asking=np.empty(num_ports, np.int64),
+        asking_key=np.empty(num_ports),
+        turn=np.zeros(1, np.int64),
         together=np.empty(int(hops.most_merged.max(initial=1)), np.int64),
     )
+
+
+def _ports(fabric: Fabric) -> tuple[Ints, Ints]:
+    """(resource of each port, port of each slot): slots of a port hold its resource when their send starts.
+
+    A slot without such a resource is a port of its own, with resource -1.
+    """
+    slot = np.repeat(np.arange(fabric.num_slots), np.diff(fabric.hold_of))
+    at_start = np.flatnonzero(~fabric.hold_receives)[::-1]
+    port = -1 - np.arange(fabric.num_slots)
+    port[slot[at_start]] = fabric.hold_resource[at_start]  # the first one
+    numbers, port_of = np.unique(port, return_inverse=True)
+    return np.maximum(numbers, -1), port_of
 
 
 def _steps(fabric: Fabric, demand: Demand) -> Ints:
