@@ -91,12 +91,12 @@ NETWORKS = {
         Network("efa-host", 6, 0, 4, 0.5, 75, False,
                 f"{_OFI}, and sets protocol simple; hop: published log of 2 x 1 T4 (no GPUDirect RDMA)",
                 only=("ring simple",)),
-        Network("rccl", 0, 0, 0, 0.95, 0, True,
+        Network("rccl", 0, 0, 0.6, 0.95, 0, True,
                 "published logs of 2 x 8 MI308X (RCCL 2.27, NICs of Broadcom) and of 2 x 8 MI300X "
-                "(RCCL 2.28: ROCm/rocm-systems, pull request 3272)"),
-        Network("rccl-2.22", 0, 180, 0, 0.95, 0, False,
+                "(RCCL 2.28: ROCm/rocm-systems, pull request 3272); posts as InfiniBand"),
+        Network("rccl-2.22", 0, 180, 0.6, 0.95, 0, False,
                 "published log of 2 x 8 MI300X with RCCL 2.22 and NICs of NVIDIA"),
-        Network("pollara", 0, 0, 0, 0.95, 0, True,
+        Network("pollara", 0, 0, 0.6, 0.95, 0, True,
                 "published log of 2 x 8 MI355X with NICs of AMD: no start"),
     )
 }  # fmt: skip
