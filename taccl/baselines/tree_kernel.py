@@ -287,17 +287,7 @@ def _choose(
 
 
 @inner
-def _swap(
-    grid: Grid,
-    cores: Cores,
-    shares: Shares,
-    i: int,
-    core: int,
-    begin: int,
-    room: _Room,
-    times: Times,
-    drifts: bool,
-) -> None:
+def _swap(grid: Grid, cores: Cores, shares: Shares, i: int, core: int, begin: int, room: _Room) -> None:
     """Exchange the trees of a share, whose sends are not counted, for those in `room`; count their sends."""
     for half in range(2):
         for v in range(shares.way.shape[2]):
@@ -306,9 +296,13 @@ def _swap(
             room.way[half, v], room.step[half, v] = way, step
     shares.core[i], shares.begin[i] = core, begin
     _count(grid, cores, shares, i, 1)
-    if drifts:
-        list_sends(grid, cores, shares, i, times)
-        order_sends(times)
+
+
+@inner
+def _renew_times(grid: Grid, cores: Cores, shares: Shares, i: int, times: Times) -> None:
+    """Give the new sends of a share their places in `times`."""
+    list_sends(grid, cores, shares, i, times)
+    order_sends(times)
 
 
 @inner
@@ -402,10 +396,14 @@ def reassign(
             _mutate(grid, half, cores.num_hubs[core], due, tries, room, shares.random)
         for v in range(num_ranks):
             room.step[1, v] = num_steps - 1 - room.step[1, v]
-        _swap(grid, cores, shares, i, core, begin, room, times, drifts)
+        _swap(grid, cores, shares, i, core, begin, room)
+        if drifts:
+            _renew_times(grid, cores, shares, i, times)
         finish = _finish_us(grid, shares.sends, times, sharp, clashes, drifts, weight)
         if finish > before * (1 + _ROUNDING):
             finish = before
             _count(grid, cores, shares, i, -1)
-            _swap(grid, cores, shares, i, own, own_begin, room, times, drifts)
+            _swap(grid, cores, shares, i, own, own_begin, room)
+            if drifts:
+                _renew_times(grid, cores, shares, i, times)
     return True
