@@ -2,17 +2,20 @@
 
 import random
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 import pytest
 
 import taccl
+from taccl import collectives
 from taccl.analysis.certificates.throughput import node_data_bounds
 from taccl.analysis.certificates.transformed import into_node, merging_freely
 from tests.analysis.claims import both_chunkings, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_exchange_time import cluster
 from tests.analysis.test_node_sums import machine
 from tests.fuzzing import cases, some
+from tests.synthesis.small_problems import problem_of, two_levels
 
 MB = 10**6
 
