@@ -68,6 +68,29 @@ def test_sizes_of_other_data_do_not_count(own):
     assert all(each.check() and not raised(each).check() for each in into_first)
 
 
+def test_the_part_may_have_another_unit_of_time():
+    """Four chunks of 1 MB enter a node through its NIC, with other sizes inside the nodes, so with finer ticks."""
+    topology, collective = two_levels(2, local=1, nic=4), collectives.alltoall(4)
+    near = [chunk.origins[0] // 2 == chunk.destinations[0] // 2 for chunk in collective.chunks]
+    problem = problem_of(topology, collective, chunk_bytes=[MB - is_near for is_near in near])
+    assert into_node(problem, 0).costs.ticks_per_us < problem.costs.ticks_per_us
+    found = certificates(problem)
+    assert {each.bound for each in found} == {16}
+    assert all(each.check() and not raised(each).check() for each in found)
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
+def test_the_part_may_need_no_rounding():
+    """The ticks of all data exceed 64 bits unless costs are rounded; those of the part do not."""
+    nic = 9 * 2**62 // (10 * 64 * MB)
+    topology = two_levels(2, local=Fraction(1, 2), nic=nic)
+    problem = problem_of(topology, collectives.alltoall(4), chunk_bytes=999_983)
+    assert into_node(problem, 0).costs.ticks_per_us > problem.costs.ticks_per_us
+    found = certificates(problem)
+    assert {each.bound for each in found} == {4 * nic * Fraction(999_983, MB)}
+    assert all(each.check() and not raised(each).check() for each in found)
+
+
 def test_nothing_is_claimed_elsewhere():
     """One node, nodes of one rank, and sums that all ranks want yield no claim."""
     for topology in (taccl.topologies.ring(4), cluster(4, 1)):
