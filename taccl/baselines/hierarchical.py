@@ -14,11 +14,12 @@ from taccl._internal.units import parse_size
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
-from taccl.baselines.rails import SHAPES, by_rails
+from taccl.baselines.rails import SHAPES, best_cut, by_rails
 from taccl.baselines.ring import around, find_rings, on_rings
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     MANY_CUT,
+    busy_by_bytes_us,
     cut_chunks,
     cut_while_it_pays,
     fastest,
@@ -30,6 +31,7 @@ from taccl.baselines.spread import (
 )
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.collectives import make
+from taccl.schedule.combine import reduce_phase
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, ticks_of
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
@@ -213,6 +215,10 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
             where="baseline",
         )
 
+    copies = reduce_phase(problem) if problem.collective.combining else problem
+    num_holders, num_ranks = len(set(starts_of(copies).tolist())), problem.topology.num_ranks
+    reach_all = all(len(ranks) >= num_ranks - 1 for ranks in copies.collective.destination_sets.sets)
+
     def in_turn(problem: Problem) -> Schedule:
         forms = (
             (f"hierarchical ({each} inside nodes)", run(problem, partial(_two_levels, inside=each)))
@@ -220,18 +226,23 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         )
         return fastest_form(problem, forms)
 
-    def at_once(problem: Problem) -> Schedule:
+    def at_once(problem: Problem, *, shapes: Sequence[str]) -> Schedule:
         forms = [("hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk))]
-        if len(set(starts_of(problem).tolist())) < problem.topology.num_ranks:
-            forms += [
-                (f"hierarchical ({each} of nodes)", run(problem, partial(by_rails, over=each)))
-                for each in SHAPES
-            ]
+        forms += [
+            (f"hierarchical ({each} of nodes)", run(problem, partial(by_rails, over=each))) for each in shapes
+        ]
         return fastest_form(problem, forms, lists=True)
 
+    parts, shapes, most = 2, list(SHAPES) if 0 < num_holders < num_ranks else [], 2 * MANY_CUT
+    if shapes and reach_all and cut:
+        parts, shapes = best_cut(copies, most_transfers=most)
+    make = partial(at_once, shapes=shapes)
     found = cut_while_it_pays(
-        problem, at_once, name="hierarchical", cut=cut, pays=_PAYS, most_transfers=2 * MANY_CUT
+        problem, make, name="hierarchical", cut=cut, parts=parts, pays=_PAYS, most_transfers=most
     )
+    whole = cut_while_it_pays(problem, in_turn, name="two levels", cut=False)
+    if busy_by_bytes_us(problem, whole.chunk, whole.link).max(initial=0) >= found.finish_us:
+        return found  # finer chunks hold resources for as long
     return fastest((cut_while_it_pays(problem, in_turn, name="two levels", cut=cut, merges=True), found))
 
 

@@ -41,7 +41,7 @@ def by_rails(problem: Problem, *, over: str) -> Sends:
     first, own = np.array(topology.node_of_rank)[holder], np.array(topology.local_rank)[holder]
     turn, number = np.divmod(number, size)
     rail = (own + number) % size
-    inside, across = _latencies(problem, nodes)
+    inside, across, _ = _latencies(problem, nodes, parts=1)
     # A turn has one step per rank of a node. In a step, a rank receives from one rank of its node, and sends
     # to one. Chunks that cross from their holder are spread by another rank: the holder has most to send.
     others, alone = max(1, size - 1), number == 0
@@ -52,15 +52,8 @@ def by_rails(problem: Problem, *, over: str) -> Sends:
         dst = np.where(alone, own + 1 + (turn + stride * k) % others, rail + k) % size
         step = np.where(alone, (turn + inside + k) * size, (turn + inside) * size + k)
         moves.append((step, chunk, nodes[first, spreads], nodes[first, dst], False))
-    if over == "trees":
-        hops = _over_trees(turn, num_nodes, across)
-    else:
-        held = -(-np.bincount(holder)[holder] // size)
-        plans = {each: _plan(each, num_nodes, across, over == SHAPES[-1]) for each in set(held.tolist())}
-        plan = [plans[each][place] for each, place in zip(held.tolist(), turn.tolist(), strict=True)]
-        begin, copies = np.array(plan, np.int64).T
-        hops = _over_stars(turn, begin, copies, num_nodes, across)
-    for which, leaves, above, below in hops:
+    held = -(-np.bincount(holder)[holder] // size)
+    for which, leaves, above, below in _hops(over, turn, held, num_nodes, across):
         src, dst = ((first[which] + place) % num_nodes for place in (above, below))
         local, step = rail[which], (leaves + inside) * size
         moves.append((step, chunk[which], nodes[src, local], nodes[dst, local], False))
@@ -68,6 +61,44 @@ def by_rails(problem: Problem, *, over: str) -> Sends:
             there = nodes[dst, (local + k) % size]
             moves.append((step + across * size + k, chunk[which], nodes[dst, local], there, False))
     return routed(problem, Moves.of(moves))
+
+
+def best_cut(problem: Problem, *, most_transfers: int) -> tuple[int, list[str]]:
+    """Number of parts per chunk for `by_rails`, and the shapes to try, by estimates.
+
+    The estimate is the turn in which the last chunk has crossed, for chunks that go to all ranks. The number
+    of parts is the least one that is within 1 % of the best; shapes within 10 % of it are tried.
+    """
+    nodes = np.array(problem.topology.ranks_of_node)
+    num_nodes, size = nodes.shape
+    most_held = int(np.bincount(held_at_start(problem)[0]).max())
+    estimates: dict[tuple[int, str], int] = {}
+    parts, transfers = 1, problem.collective.num_chunks * (problem.topology.num_ranks - 1)
+    while parts == 1 or (parts * transfers <= most_transfers and parts <= min(problem.chunk_bytes)):
+        inside, across, ticks = _latencies(problem, nodes, parts=parts)
+        turn = np.arange(-(-most_held * parts // size))
+        for shape in SHAPES:
+            hops = _hops(shape, turn, np.full_like(turn, len(turn)), num_nodes, across)
+            last = max(int(np.max(leaves)) for _, leaves, _, _ in hops if np.size(leaves))
+            estimates[parts, shape] = (last + inside + across + 1) * ticks
+        parts *= 2
+    least = min(estimates.values())
+    best = min(parts for (parts, _), estimate in estimates.items() if 0.99 * estimate <= least)
+    return best, [shape for shape in SHAPES if 0.9 * estimates[best, shape] <= least]
+
+
+def _hops(over: str, turn: Ints, held: Ints, num_nodes: int, across: int) -> Iterator[Hop]:
+    """Hops between nodes over one of `SHAPES`.
+
+    - `turn`, `held`: Turn of each chunk, and number of turns of its holder.
+    - `across`: Turns after which a message between nodes has arrived.
+    """
+    if over == "trees":
+        return _over_trees(turn, num_nodes, across)
+    plans = {each: _plan(each, num_nodes, across, over == "helped stars") for each in set(held.tolist())}
+    plan = [plans[each][place] for each, place in zip(held.tolist(), turn.tolist(), strict=True)]
+    begin, copies = np.array(plan, np.int64).reshape(-1, 2).T
+    return _over_stars(turn, begin, copies, num_nodes, across)
 
 
 def _over_trees(turn: Ints, num_nodes: int, across: int) -> Iterator[Hop]:
@@ -117,14 +148,16 @@ def _plan(num_chunks: int, num_nodes: int, across: int, helps: bool) -> list[tup
     return plan(choices[bisect_left(choices, True, key=first_ends_in_time)] if helps else num_chunks)
 
 
-def _latencies(problem: Problem, nodes: Ints) -> tuple[int, int]:
-    """Turns of `by_rails` after which a message inside a node may be passed on, and one between nodes.
+def _latencies(problem: Problem, nodes: Ints, *, parts: int) -> tuple[int, int, int]:
+    """Turns of `by_rails` after which a message inside a node may be passed on, and one between nodes; ticks.
 
-    In a turn, a rank sends a chunk to each rank of its node, or each rank sends a chunk to another node,
-    whichever takes longer.
+    The ticks are those of a turn. In a turn, a rank sends a chunk to each rank of its node, or each rank
+    sends a chunk to another node, whichever takes longer.
+
+    - `parts`: Number of parts into which chunks are cut.
     """
     routes, costs, holds = ShortestRoutes.of(problem), problem.costs, hold_columns(problem.topology)
-    units = int(costs.chunk_units.max(initial=0))
+    units = costs.chunk_units.max(initial=0) / parts
     taken, held = [], []
     for pairs in ([(nodes[0, 0], dst) for dst in nodes[0, 1:]], zip(*nodes[:2], strict=True)):
         links = np.array([link for src, dst in pairs for link in routes.hop(int(src), int(dst))], np.int64)
@@ -132,5 +165,6 @@ def _latencies(problem: Problem, nodes: Ints) -> tuple[int, int]:
         each = costs.hold_alpha[hold] + units * costs.hold_beta[hold]
         held.append(int(np.bincount(holds.resource[hold], each).max(initial=0)))
         taken.append(int((costs.link_alpha[links] + units * costs.link_beta[links]).max(initial=0)))
-    inside, across = (-(-each // max(1, *held)) for each in taken)
-    return inside + 1, across
+    ticks = max(1, *held)
+    inside, across = (-(-each // ticks) for each in taken)
+    return inside + 1, across, ticks

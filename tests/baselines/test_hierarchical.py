@@ -8,7 +8,7 @@ import pytest
 
 import taccl
 from taccl.baselines import hierarchical, spread
-from taccl.baselines.rails import _plan, by_rails
+from taccl.baselines.rails import _plan, best_cut, by_rails
 from taccl.baselines.spread import run
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
@@ -119,6 +119,16 @@ def test_the_first_node_sends_the_copies_that_end_all_at_the_earliest_time(num_c
     begin, copies = zip(*_plan(num_chunks, num_nodes, across, True), strict=True)
     assert list(begin) == [*accumulate(copies, initial=0)][:-1]
     assert end(copies) == min(map(end, product(range(1, num_nodes), repeat=num_chunks)))
+
+
+def test_more_bytes_are_cut_into_more_parts():
+    """The estimated number of parts grows with the size, up to the limits of transfers and bytes."""
+    topology = taccl.topologies.dgx_h100(nodes=4)
+    sizes = [2, "16KB", "1MB", "16MB", "1GB"]
+    problems = [taccl.make_problem(topology, "broadcast", size_bytes=size) for size in sizes]
+    parts = [best_cut(problem, most_transfers=31 * 512)[0] for problem in problems]
+    assert parts == sorted(set(parts))
+    assert parts[0] <= 2 and parts[-1] == 512
 
 
 def test_helped_stars_reach_every_rank(unit_costs):
