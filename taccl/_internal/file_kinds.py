@@ -185,7 +185,7 @@ def unquoted(text: str) -> str:
 
 
 def without_quotes(text: str) -> str:
-    """Text as of `unquoted`, but with its HTML, whose tags and references belong to XML."""
+    """Text without quotation marks, as of `unquoted`, but with all tags and references: XML needs them."""
     text = text.replace("\r\n", "\n").replace("\u00a0", " ")
     # Patterns over all characters of a long log take a quarter of a second, looks at its lines a tenth of it.
     if "\x1b" in text or any(line.lstrip()[:1] in (">", "`") for line in text.split("\n")):

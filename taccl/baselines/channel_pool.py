@@ -95,7 +95,7 @@ class ChannelPool:
     def shares(self) -> tuple[Floats, float]:
         """Share of each ring or chain in the optimal packing of resources, and the packing's MB per us."""
         for _ in range(_MAX_ROUNDS if self.pattern.size <= MOST_EXACT else _MAX_SEARCHED_ROUNDS):
-            # Most rows are equal, and the rows that differ are sorted in far less time.
+            # Most rows are equal. Dropping these first leaves `np.unique` far fewer rows to sort.
             rows = {row.tobytes(): row for row in np.array(self._loads).T}
             loads = np.unique(np.array([*rows.values()]), axis=0)
             entries = (*np.nonzero(loads), loads[loads != 0])

@@ -102,7 +102,7 @@ class HubPlan(NamedTuple):
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of the chunks: equally many per order of dimensions, and per image in an order."""
+        """Number of parts of the data, such that each order, and each image of its plan, has equally many."""
         return len(self.orders) * math.lcm(*(prod(map(len, self._images(each))) for each in self.orders))
 
     def groups(self) -> Iterator[tuple[PlanSends, list[Ints]]]:

@@ -257,7 +257,7 @@ def _mutate(
 def _choose(
     grid: Grid, cores: Cores, orders: Ints, least: Floats, shape: Ints, core: int, room: _Room
 ) -> tuple[float, int]:
-    """(least cost of all sends of a core, first step of its exchange), over the trees to begin with.
+    """(least cost of all sends of a core, first step of its exchange), over the core's initial trees.
 
     - `orders`: (num_shapes, num_ranks) ranks of the trees from the leaves to the hubs.
     - `least`, `shape`: (2, num_steps + 1) least cost of a tree by its number of steps, and its number; set.

@@ -38,7 +38,7 @@ class Grid(NamedTuple):
 
 
 class Cores(NamedTuple):
-    """Hubs that collect the data, exchange their sums, and spread the total; and trees to begin with.
+    """Cores: groups of hubs that collect data, exchange sums and spread totals, with initial trees to them.
 
     - `num_hubs`: (num_cores,) number of hubs.
     - `length`: (num_cores,) number of steps of the exchange.
@@ -56,7 +56,7 @@ class Cores(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Trees of each share.
+    """Trees for each share of the data.
 
     - `core`: (num_shares,) core of each share; -1 as long as it has none.
     - `begin`: (num_shares,) step in which the exchange begins.
@@ -77,7 +77,7 @@ class Shares(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Sends of the shares, and times of messages.
+    """Sends for all shares of the data, and times of messages.
 
     Messages of a step have numbers: those that add by the class of their links, then those that copy.
 
@@ -139,7 +139,7 @@ def room_for_times(grid: Grid, cores: Cores, shares: Shares) -> Times:
 
 @inner
 def list_sends(grid: Grid, cores: Cores, shares: Shares, i: int, times: Times) -> None:
-    """List the sends of a share in `times.rows`."""
+    """Write the sends for one share of the data into `times.rows`."""
     core, rows, number = shares.core[i], times.rows[i], 0
     num_ranks, num_classes = len(grid.near), len(grid.alpha)
     for half in range(2):
@@ -159,7 +159,7 @@ def list_sends(grid: Grid, cores: Cores, shares: Shares, i: int, times: Times) -
 
 @inner
 def order_sends(times: Times) -> None:
-    """Set the order of all sends by steps."""
+    """Sort the sends of all shares by step, into `times.first` and `times.order`."""
     first, order = times.first, times.order
     for k in range(len(first)):
         first[k] = 0

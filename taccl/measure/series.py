@@ -18,8 +18,8 @@ POINT_TO_POINT = "point-to-point"
 #: `COMPARED_BYTES`: min bytes at which times are compared, as times of smaller sizes are noisy.
 #: `RUNS_DIFFER`: min ratio of the slowest to the fastest of several runs that shows different bandwidths.
 COMPARED_BYTES, RUNS_DIFFER = 2**26, 1.15
-#: `BETWEEN`: min ratio between the median of several runs and each of them that makes it describe no run.
-#: `BETWEEN_RUNS`: words of the note on such runs.
+#: `BETWEEN`: the median of several runs describes none of them if it differs from each by this factor.
+#: `BETWEEN_RUNS`: words of the note that says so.
 BETWEEN, BETWEEN_RUNS = 1.5, "their median, which a fit uses, describes none of them"
 WRONG = "results were wrong"  #: Beginning of a note of a log whose checks of results failed.
 

@@ -40,7 +40,7 @@ _MOST_IN_NODE, _MOST_NODES, _MOST_CELLS = 16, 64, 800
 #: `_FACTOR`: integer value of the factor 1.
 #: `_PRICE`: sum of the prices of all pairs of ranks in two different nodes, as the search sets them.
 _FACTOR, _PRICE = 10**6, 10**5
-#: A cost above the prices of all pairs of a send together.
+#: Cost that stands for infinity: it exceeds the sum of the prices of all pairs that a send can serve.
 _TOO_MUCH = 2**46
 #: Denominator of the horizons that are tried, in ticks.
 _PER_TICK = 1000

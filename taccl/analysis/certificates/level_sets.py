@@ -281,7 +281,7 @@ class _Borders:
         return least
 
     def least_holds_of_cover(self, crosses: Flags) -> NDArray[np.int64]:
-        """Like `least_holds` for one border, whose links are assigned to few resources; (num_resources,).
+        """(num_resources,) min ticks for which links at a border hold a resource, by a greedy cover of them.
 
         The resource that links at the border hold longest takes all of its links. Then the resource that the
         remaining links hold longest takes its links, and so on. After `_MOST_COVER` holds, `least_holds`

@@ -272,7 +272,10 @@ def _is_grid(facts: Facts, witness: LinkTime) -> bool:
 
 
 class _Shape:
-    """Links of a torus or mesh as seen from each source: all ranks of a torus, the corners of a mesh."""
+    """Links of a torus or mesh, grouped by their positions relative to the sources.
+
+    Sources are all ranks of a torus, or the corners of a mesh.
+    """
 
     def __init__(self, sizes: tuple[int, ...], rings: tuple[bool, ...]) -> None:
         self.sizes, self.rings = sizes, rings

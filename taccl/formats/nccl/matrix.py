@@ -300,7 +300,7 @@ def _is_head(line: str) -> bool:
 
 
 def _joined_parts(parts: list[str], width: int) -> str:
-    """Rejoin the parts of a line that was broken.
+    """Join the parts of a line that a terminal or mail has wrapped at `width` characters.
 
     A part of the full width may end within a word, but no word has a letter after a digit.
     """

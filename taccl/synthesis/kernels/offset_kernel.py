@@ -1,4 +1,4 @@
-"""Compiled core of translation-symmetric synthesis: it schedules the chunks of one place for all places.
+"""Compiled core of translation-symmetric synthesis: it schedules one rank's chunks, and so those of all.
 
 All places (ranks or switches) do the same at the same time. So a class of links acts as one server: one send
 of the pattern stands for its images under all translations, which use each link of the class once. An *item*

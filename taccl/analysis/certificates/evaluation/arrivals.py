@@ -181,7 +181,7 @@ class Entries:
         self.by = cache(self._by)
 
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
-        """True if limits on the number of chunk holders are proven; they then limit first arrivals, too.
+        """Limit first arrivals by the number of chunk holders; return True if these limits are proven.
 
         - `awake`, `inside`, `entered`: ((ticks, most), ...): before `ticks`, at most `most` outside ranks,
           ranks of the sets, and sets, respectively, can hold some chunk.
@@ -263,7 +263,7 @@ class Pairs:
         self._entered = cache(self._entered_by)
 
     def limited_by(self, labels: Labels) -> bool:
-        """True if the labels hold for all schedules, and so does the premise on `since`; evaluated exactly.
+        """True if `labels` and `since` are right for all schedules, by exact evaluation.
 
         - `labels`: ((ticks, most), ...): before `ticks`, there are at most `most` pairs.
         """
