@@ -133,7 +133,7 @@ def _plan(num_chunks: int, num_nodes: int, across: int, helps: bool) -> list[tup
     """
 
     def plan(latest: int) -> list[tuple[int, int]]:
-        """Plan in which hubs send all copies of chunks that leave the first node by turn `latest`."""
+        """Plan in which the first node sends a single copy of each chunk that it starts by turn `latest`."""
         found, begin = [], 0
         for _ in range(num_chunks):
             found.append((begin, min(num_nodes - 1, 1 + max(0, begin - latest))))

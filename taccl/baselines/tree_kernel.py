@@ -75,7 +75,7 @@ def _count(grid: Grid, cores: Cores, shares: Shares, i: int, sign: int) -> None:
 
 @inner
 def _is_open(grid: Grid, cores: Cores, shares: Shares, i: int) -> bool:
-    """True if a share has no send that is closed."""
+    """True if a share of the data has no send that `shares.closed` forbids."""
     core = shares.core[i]
     for half in range(2):
         for v in range(len(grid.near)):
@@ -91,7 +91,7 @@ def _is_open(grid: Grid, cores: Cores, shares: Shares, i: int) -> bool:
 
 @inner
 def _busy_us(grid: Grid, count: Ints, c: int, k: int, clashes: bool) -> float:
-    """Time of a step over links of one class; a latency longer if they both add and copy, and `clashes`."""
+    """Time in us of a step over links of one class; with `clashes`, alpha more if they add and also copy."""
     adds, copies = count[0, c, k], count[1, c, k]
     both = grid.alpha[c] if clashes and adds > 0 and copies > 0 else 0.0
     return float(grid.alpha[c] + both + (adds + copies) * grid.beta[c])

@@ -39,7 +39,7 @@ _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 _BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
 _ESTIMATE_S, _ESTIMATE_S_PER_LINK, _ESTIMATE_S_PER_ARRIVAL = 0.005, 7e-6, 1e-6
 #: `_PROTOCOL_SHARE`: max share of a verb's remaining time for comparing protocols by baselines and bounds.
-#: `_ESTIMATE_SHARE`: the same for estimates; a larger share, as the wrong protocol can cost a factor of ten.
+#: `_ESTIMATE_SHARE`: max share for comparing them by estimates, as a wrong protocol can cost a factor of 10.
 #: `_LEAST_ESTIMATE_S`: min seconds for estimates of protocols, whatever the time limit.
 _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
 #: `_SLOW_SHARE`: max share of the `_PROTOCOL_SHARE` time that baselines or bounds may be expected to need.

@@ -70,7 +70,10 @@ def _work_per_send(lowering: dict[str, Any]) -> float:
 
 
 def _first_is_quick(turns: Sequence[tuple[Sequence[Problem], str, int]]) -> bool:
-    """True if the first baseline takes little time; `turns` holds (problems, baseline, place in them)."""
+    """True if the first turn's baseline takes at most `_QUICK_S` to build.
+
+    - `turns`: (problems, baseline, index of the problem for which to build it), in order.
+    """
     if not turns:
         return True
     problems, name, place = turns[0]

@@ -32,7 +32,7 @@ class FileFormat:
       kind. Example: for a workload, ``torch`` means ``torch-step``.
     - `loses`: Information that no file of this format holds; `convert` warns of the loss. Empty if the
       writer itself warns.
-    - `kind`: Name of such a file in messages, e.g. ``table of transfers``; by default ``file of format
+    - `kind`: Name of these files in messages, e.g. ``table of transfers``; by default ``file of format
       NAME``. Formats whose files cannot be told apart share a kind.
     - `advice`: Next step for such a file that is given where another kind is expected; ``{file}`` stands for
       its path. The default follows from `holds`, `load` and `dump`.
@@ -55,12 +55,12 @@ class FileFormat:
 
     @property
     def kind_of_file(self) -> str:
-        """Name of such a file in messages."""
+        """Name of a file of this format in messages."""
         return self.kind or f"file of format {self.name}"
 
     @property
     def advice_on_file(self) -> str:
-        """Next step for such a file, with ``{file}`` in place of its path."""
+        """Advice on a file of this format: what to do with it, with ``{file}`` in place of its path."""
         if self.advice:
             return self.advice
         if not self.load:
@@ -70,7 +70,7 @@ class FileFormat:
 
 _VIEW = "the topology's costs, the collective and the sketch; it cannot be read back"
 
-#: Rows in the order in which they are tried; a row recognised by its own marks is a kind of files.
+#: Formats, in the order in which loaders try them. One with `fields` or `begins` is also a kind of file.
 FORMATS: list[FileFormat] = [
     FileFormat(
         "taccl-schedule", "schedule", "a schedule in taccl's own format", (".json",),

@@ -93,7 +93,7 @@ def kinks(series: Series) -> tuple[Kink, ...]:
 
 
 def _kind_of_fall(time_us: float, falls: Sequence[tuple[_Row, _Row]]) -> Literal["outlier", "wrong switch"]:
-    """Kind of a size from which times fall to the next one.
+    """Kind of a size that takes longer than the next larger one: noise, or a wrong switch of protocols.
 
     A library changes to another protocol once. If times rise to the same level again and fall again, they are
     noise of the host.

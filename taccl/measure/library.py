@@ -390,7 +390,7 @@ class Run:
         return self.size / 1000 / rate, fill_us, self.network_us(_SIMPLE, "ring", model=False)
 
     def _exchange(self) -> tuple[Floats, Floats | float, float]:
-        """The same times for messages between all pairs; hosts post those to other nodes in turn."""
+        """Times as of `_message`, if all pairs exchange messages; hosts post those to other nodes in turn."""
         costs, n, g = self.costs, self.num_ranks, self.per_node
         rate, fill_us = self._pair_pipeline(self.size / n, g - 1, self.node * costs.pair_rates.all)
         outside, peers = self.nic / min(g, costs.ranks_per_nic), n - g

@@ -69,7 +69,7 @@ _FAILED = {
         r"(?m)^[ \t|]*\d[\d.]*(?: ?[KMG]i?B)?(?:[ \t|]+[\d.]+){1,20}[ \t|]+(?:Fail|FAIL)\b"
     ),
 }
-#: {note: pattern of the line in place of the rest of JSON output}.
+#: {note: pattern of the line that the reader appends to JSON output that is cut off}.
 _CUT_OFF = {"its JSON is cut off, so rows may be missing": re.compile(rf"(?m)^{re.escape(CUT_OFF)}$")}
 #: Logs have times in place and out of place, of which one kind is read. If the time of the other kind at the
 #: largest size is at most this share of the time that is read, a note says so.

@@ -52,7 +52,7 @@ _UNDERSCORES = re.compile(r"\d{1,3}(?:_\d{3})+")
 _PREFIXES = " KMGT"
 #: `_TOLERANCE`: relative tolerance of algbw.
 #: `HALF_DIGIT`: additional absolute tolerance of algbw in GB/s: half of the last printed digit.
-#: `HALF_TIME`: the same of a time in ms, in us; nccl-tests 1 printed three decimals.
+#: `HALF_TIME`: half of the last digit, in us, of times in ms; nccl-tests 1 printed three decimals.
 _TOLERANCE, HALF_DIGIT, HALF_TIME = 0.02, 0.0051, 0.51
 #: Microseconds of the unit of times in tables of nccl-tests 1 and of later ones.
 MS, US = 1000.0, 1.0

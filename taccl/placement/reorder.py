@@ -22,9 +22,8 @@ _PROVABLE = 10
 #: Seconds for the lower bound even if the time limit has passed.
 _LEAST_BOUND_S = 0.3
 #: `_SEARCHING`: max part of the time limit for the search on a probe; the rest is for the statistical test.
-#: `_JUDGING`: time reserved for the test, as a multiple of the time from the start to the search.
-#: Like the stage before the search, the test builds cases and times orders. For 1,000 hosts, the test
-#: takes 1.4 times as long as that stage, not counting the searches in the test.
+#: `_JUDGING`: time reserved for this test, as a multiple of the time of the preparation before the search.
+#: Both build cases and time orders. For 1,000 hosts, the test takes 1.4 times as long, without its searches.
 _SEARCHING, _JUDGING = 0.5, 2.0
 #: Relative difference below which two times count as equal.
 _NOTHING = 1e-6

@@ -64,12 +64,12 @@ _MOST_SHAPE_BYTES = 500_000
 _MOST_DRAWN = 1_000_000
 #: Max transfers of a schedule whose certificate is rechecked, which takes as long as finding it.
 _MOST_CHECKED = 20_000
-#: `_BOUND_S` is the max seconds for the bound of a schedule that has none.
-#: `_BOUND_SHARE` is the max share of the page's time budget for one bound.
-#: `_REST_SHARE` is the share of that budget reserved for the parts of the page after the bandwidths.
+#: `_BOUND_S`: max seconds for the bound of a schedule that has none.
+#: `_BOUND_SHARE`: max share of the page's time budget for one bound.
+#: `_REST_SHARE`: share of the page's time budget reserved for the parts after the bandwidths.
 _BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
-#: `_LEAST_BOUND_S` is the min seconds for one bound.
-#: `_FEW_TRANSFERS` is the max transfers of a schedule whose pictures are drawn even after the time budget.
+#: `_LEAST_BOUND_S`: min seconds for one bound.
+#: `_FEW_TRANSFERS`: max transfers of a schedule whose pictures are drawn even after the time budget.
 _LEAST_BOUND_S, _FEW_TRANSFERS = 0.5, 500
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=np.generic)
 #: `MAX_TICKS_PER_US`: max ticks per microsecond (femtoseconds), for exact and for rounded costs.
-#: `ROUNDED_TICKS_PER_US`: the same (picoseconds) for rounded costs if times are too long for femtoseconds.
+#: `ROUNDED_TICKS_PER_US`: max ticks (picoseconds) for rounded costs if times are too long for femtoseconds.
 MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US = 10**9, 10**6
 #: {ticks per microsecond: name of a tick}.
 _NAMES = {MAX_TICKS_PER_US: "femtosecond", ROUNDED_TICKS_PER_US: "picosecond"}

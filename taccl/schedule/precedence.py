@@ -269,7 +269,7 @@ class Precedence:
         self._add(before[waits], wants.send[waits], DATA, self._durations[before[waits]])
 
     def _with_derived(self, place: Ints, source: Ints) -> tuple[Ints, Ints]:
-        """Complete (places of chunks, sends that bring them) by derived chunks; -1 for initial data."""
+        """Add derived chunks to (places of chunks, sends that deliver them); send -1 for initial data."""
         collective, count = self.own.collective, self.own.collective.num_chunks
         brought = {p: (self.end[s], s) for p, s in zip(place.tolist(), source.tolist(), strict=True)}
         for chunk, data in enumerate(collective.chunks):

@@ -84,8 +84,8 @@ CHANNEL_SPEEDS = {
     ),
 }
 #: `SPLIT_GB_PER_S`: min speed in GB/s of channels that NCCL splits in two (``src/graph/search.cc``).
-#: `SPLIT_MANY`: max number of channels for which this speed applies since Hopper.
-#: `SPLIT_MANY_GB_PER_S`: min speed in GB/s, since Hopper, if there are more channels than `SPLIT_MANY`.
+#: `SPLIT_MANY`: max number of channels for which `SPLIT_GB_PER_S` applies since Hopper.
+#: `SPLIT_MANY_GB_PER_S`: min speed of channels to split, since Hopper, if there are more than `SPLIT_MANY`.
 SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
 #: `TREE_SHARE`: part of a ring's bandwidth that tree allreduces reach.
 #: `NVLS_US`: base time in us of reductions in NVSwitch (NVLS).

@@ -288,7 +288,7 @@ def _no_hub_gains(costs: NDArray[np.int64], least: int, shift: int, pair: int, n
         return False
     into, out = 2 * costs[:size, :size], 2 * costs[shift:, shift:]
     lowest = -(2**60)
-    # Max gain of sends out of the hub alone, by their number and the end of the last one.
+    # Max worth of pairs less costs of holds, if all sends leave the hub: by their number, and the last end.
     alone = [np.zeros(len(costs), np.int64)]
     for _ in range(most):
         alone.append(np.maximum.accumulate((alone[-1][:, None] - 2 * costs).max(axis=0) + 2 * pair))

@@ -192,8 +192,8 @@ class TailSpread:
             return gates_of(costs, np.flatnonzero(used & chosen), of_set, since)
 
         #: `enter`: Gates (bottleneck resources) of sends into the sets, as one group.
-        #: `into_set`: The same gates by set.
-        #: `direct`: The same gates by receiving rank.
+        #: `into_set`: Gates of sends into the sets, by set.
+        #: `direct`: Gates of sends into the sets, by receiving rank.
         #: `inside`: Gates of sends inside the sets, by receiving rank.
         self.enter, self.into_set = gates(enters, none, release), gates(enters, dst)
         self.direct, self.inside = gates(enters, costs.dst, release), gates(inside, costs.dst)

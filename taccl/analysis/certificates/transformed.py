@@ -186,7 +186,7 @@ def into_node(problem: Problem, node: int) -> Problem | None:
 
 
 def ticks_of_part(part: Problem, problem: Problem) -> Fraction:
-    """Ticks of a problem per tick of a part of its data, whose sizes may allow another grid of times."""
+    """Ticks of `problem` per tick of `part`, whose chunk sizes may give it ticks of another length."""
     return Fraction(problem.costs.ticks_per_us, part.costs.ticks_per_us)
 
 

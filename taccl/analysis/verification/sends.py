@@ -213,7 +213,7 @@ class Contention:
         return held, fitted(list_holds, self._columns.is_large)(block, self._holds, held, count)
 
     def _held(self, block: Block) -> tuple[Held, int]:
-        """The same by arrays, without a loop."""
+        """Intervals as of `_listed`, computed by arrays without a loop."""
         holds, sent = self._holds, np.flatnonzero(block.units >= 0)
         link = block.link[sent]
         row, at = ranges(holds.of_link[link], holds.of_link[link + 1])

@@ -43,7 +43,7 @@ OPERATIONS = (
     "nop", "put", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait", "flush", "sem_acquire",
     "sem_release",
 )  # fmt: skip
-#: Operations that can be checked if threads carry them out, not NICs.
+#: Operations that can be checked only over memory channels, where threads copy, not over ports of NICs.
 _OF_THREADS = ("ppkt", *FLOWS)
 #: {operation on packets: number of its leading sources that are not packets}.
 FIRST_PACKET = {name: int(flow.source != "packets") for name, flow in FLOWS.items() if "packets" in flow[:2]}

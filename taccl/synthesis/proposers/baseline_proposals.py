@@ -58,7 +58,7 @@ BY_ESTIMATE = "multiplying by estimate"
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
 #: `_BASELINE_S_PER_ARRIVAL`: CPU seconds to build and verify a baseline, per arrival of a chunk.
 #: `BASELINE_S_PER_LINK`: CPU seconds to build and verify a baseline, per link.
-#: `_NAMED_S_PER_TRANSFER`: the same, per transfer of a baseline whose transfers list their contributions.
+#: `_NAMED_S_PER_TRANSFER`: CPU seconds to build and verify a transfer that lists its contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: `_LEAST_FIRST_S`: min CPU seconds for baselines before the search.
 #: `_MOST_FIRST_SHARE`: cap on this minimum, as a share of the time left.

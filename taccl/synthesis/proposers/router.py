@@ -59,7 +59,7 @@ _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
 _REROUTING_PATIENCE = 4
 #: `_MOST_OWN_STEPS`: max links visited in a pass that searches a path for each chunk alone.
 #: `_OWN_LINK_NS`: estimated nanoseconds per link visited.
-#: `_REROUTED_LINK_NS`: the same when chunks are rerouted, which also compares the loads of resources.
+#: `_REROUTED_LINK_NS`: nanoseconds per link when chunks are rerouted, as loads of resources are compared.
 _MOST_OWN_STEPS, _OWN_LINK_NS, _REROUTED_LINK_NS = 20_000_000, 4, 16
 #: Max number of chunks times number of ranks for which chunks are rerouted one by one.
 MOST_REROUTED = 20_000_000

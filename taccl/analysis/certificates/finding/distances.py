@@ -169,7 +169,7 @@ class Distances:
 
     @cached
     def _arcs_by(self, number: int, end: int) -> Arcs:
-        """Columns as in `arcs`, by source (`end` 1) or destination (2), as shortest paths need them."""
+        """Columns of `arcs`, sorted by source (`end` 1) or destination (2) for searches of shortest paths."""
         columns = self.arcs(number)
         order = np.argsort(columns[end], kind="stable")
         return columns[0][order], columns[1][order], columns[2][order]
