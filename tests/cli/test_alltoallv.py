@@ -22,8 +22,9 @@ def matrix(tmp_path):
 @pytest.mark.parametrize(
     ("words", "bound_us"),
     [
-        # 1 MB has two paths to rank 1, each of which carries half: 10 us, plus 0.5 us of latency.
-        (["FILE"], 10.5),
+        # 1 MB has two paths to rank 1 at 20 us/MB: one link of 0.5 us, and one behind another such link.
+        # (T - 0.5) / 20 + (T - 1) / 20 = 1 gives T = 10.75 us.
+        (["FILE"], 10.75),
         # Each rank sends 2 MB, the mean, to each of the two others over a link of its own.
         (["zipf:0", "--size", "4MB"], 40.5),
     ],
