@@ -67,24 +67,26 @@ def best_cut(problem: Problem, *, most_transfers: int) -> tuple[int, list[str]]:
     """Number of parts per chunk for `by_rails`, and the shapes to try, by estimates.
 
     The estimate is the turn in which the last chunk has crossed, for chunks that go to all ranks. The number
-    of parts is the least one that is within 1 % of the best; shapes within 10 % of it are tried.
+    of parts is the least one that is within 1 % of the best; shapes within 10 % of it are tried,
+    one for each estimate.
     """
     nodes = np.array(problem.topology.ranks_of_node)
     num_nodes, size = nodes.shape
     most_held = int(np.bincount(held_at_start(problem)[0]).max())
     estimates: dict[tuple[int, str], int] = {}
-    parts, transfers = 1, problem.collective.num_chunks * (problem.topology.num_ranks - 1)
-    while parts == 1 or (parts * transfers <= most_transfers and parts <= min(problem.chunk_bytes)):
+    transfers = problem.collective.num_chunks * (problem.topology.num_ranks - 1)
+    most = min(most_transfers // transfers, *problem.chunk_bytes)
+    for parts in (1 << k for k in range(max(1, most.bit_length()))):
         inside, across, ticks = _latencies(problem, nodes, parts=parts)
         turn = np.arange(-(-most_held * parts // size))
         for shape in SHAPES:
             hops = _hops(shape, turn, np.full_like(turn, len(turn)), num_nodes, across)
             last = max(int(np.max(leaves)) for _, leaves, _, _ in hops if np.size(leaves))
             estimates[parts, shape] = (last + inside + across + 1) * ticks
-        parts *= 2
     least = min(estimates.values())
     best = min(parts for (parts, _), estimate in estimates.items() if 0.99 * estimate <= least)
-    return best, [shape for shape in SHAPES if 0.9 * estimates[best, shape] <= least]
+    by_estimate = {estimates[best, shape]: shape for shape in SHAPES}  # equal shapes have equal estimates
+    return best, [shape for estimate, shape in by_estimate.items() if 0.9 * estimate <= least]
 
 
 def _hops(over: str, turn: Ints, held: Ints, num_nodes: int, across: int) -> Iterator[Hop]:
