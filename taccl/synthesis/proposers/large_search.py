@@ -86,6 +86,8 @@ def offer_compiled(
     since, deadline = time.monotonic(), search.deadline.at_least(0.0)
     if is_first:
         deadline = search.patience.later(search.parameters.large.grace_s if late_s is None else late_s)
+        if num_runs == 1:  # the first run may take all the time
+            budget_s = max(budget_s, search.deadline.left_s)
     seed = search.options.seed
     try:
         found = _found(search, problem, deadline, time_limit_s=budget_s, seed=seed, num_runs=num_runs)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.deadline import OutOfTime
+from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.schedule.spill import room_for
 from taccl.synthesis.kernels.events import run_events
 from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints, starts
@@ -38,6 +38,9 @@ from taccl.synthesis.proposers.router import (
 
 #: Max sends over all runs; there are at least two runs along paths, or one along trees.
 _TOTAL_SENDS = 200_000
+#: If time is short, sends in a simple order suffice if they take at most this multiple of the peak load of
+#: their routes, so that no other order along these finishes much sooner.
+_CLOSE = 1.02
 #: Max runs of the kernel along paths, each with another rule or other paths.
 _MOST_RUNS = 40
 #: Max runs of the kernel along trees, each with another order or other trees.
@@ -73,6 +76,11 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     if own is not None and own.peak_ticks < routes.peak_ticks:
         find, routes = partial(find_trees, fabric, demand), own
     routes = reroute(fabric, demand, routes, limits)
+    takes_s = busy_factor() * sending_ns(fabric, len(routes.slot)) / 10**9
+    if (limits.until or limits.deadline).left_s < takes_s:
+        found = send_at_once(fabric, demand, routes, limits)
+        if found.finish_ticks <= _CLOSE * routes.peak_ticks:
+            return found
     verifying_s = len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
     most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
     best = _send_best(

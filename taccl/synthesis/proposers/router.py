@@ -153,6 +153,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
     groups, paths = _groups(fabric, demand, len(_PATH_EXPONENTS))
     state, signal = _routing(fabric, paths.way[0]), np.array([0, 0, -1])
     deadline, rng = limits.deadline, np.random.default_rng(limits.seed)
+    until = limits.until or deadline
     passes = tuple(zip(_PATH_EXPONENTS, _PATH_CHOICES, strict=True))
     best, peak, idle = paths.tree, 0.0, 0
     every = np.arange(len(groups.units))
@@ -167,7 +168,8 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
             took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
             # Earlier passes give an estimate of the time for this pass and for scheduling after it.
             spent_s = time.monotonic() - began
-            if k and _MARGIN * spent_s * (took_ns[k] + sending) > deadline.left_s * sum(took_ns[:k]):
+            left_s = min(deadline.left_s, until.left_s)
+            if k and _MARGIN * spent_s * (took_ns[k] + sending) > left_s * sum(took_ns[:k]):
                 break
             name = f"balancing routes, pass {k + 1} of {num_passes}"
             ahead = sum(took_ns[k + 1 :]) + sending
@@ -176,6 +178,8 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
                 prices = CongestionPrices(exponent, weight, 0.0, peak)
                 route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
             for i, power in enumerate(choices):
+                if i and until.has_passed:
+                    break
                 order = np.lexsort((rng.random(len(paths.units)), -paths.units))
                 again = f"{name}, choice {i + 1} of {len(choices)}" if i else name
                 step = hop_ns * (k + 2)

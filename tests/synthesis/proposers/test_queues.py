@@ -220,6 +220,17 @@ def test_no_run_goes_on_after_the_time_limit(monkeypatch):
     assert num_runs(monkeypatch, Limits(num_runs=100, until=Deadline.after(0))) == 1
 
 
+@pytest.mark.parametrize(("topology", "is_close"), [("fully-connected:6", True), ("ring:6", False)])
+def test_short_of_time_a_simple_order_suffices_if_no_other_is_much_better(topology, is_close):
+    """Once time is up, sends go in a simple order, if that takes little longer than the peak load of routes."""
+    problem = make_problem(topologies.parse(topology), "alltoall", size_bytes=MB, chunks_per_rank=1)
+    fabric, demand = problem_arrays(problem)
+    at_once = send_at_once(fabric, demand, find_paths(fabric, demand))
+    found = send_queued(fabric, demand, Limits(until=Deadline.after(0)))
+    assert (found.finish_ticks == at_once.finish_ticks) == is_close
+    assert found.finish_ticks <= at_once.finish_ticks
+
+
 def test_paths_are_none_without_time():
     """A path search stopped before every chunk has a path raises OutOfTime."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
