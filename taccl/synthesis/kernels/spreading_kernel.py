@@ -109,6 +109,8 @@ def spread_chunks(
                     asked = _ask(fabric, s, now, begin, end, in_turn, time, forced or sweep == 1)
                     for j in range(asked):
                         e = s.queue[j]
+                        if not _may_start(fabric, now, e, time):  # quicker than to find a chunk first
+                            continue
                         if sweep == 1 and not _is_behind(fabric, s, e, d, k, theta, time):
                             continue
                         c = _find(fabric, s, e, d, k, sweep == 0 and k > 0 and not forced)
@@ -192,7 +194,7 @@ def _ask(
         e = begin + first + step
         if e >= end:
             e -= width
-        if now.link_free[e] <= time and (s.armed[e] or every):
+        if (s.armed[e] or every) and now.link_free[e] <= time:
             s.queue[asked] = e
             asked += 1
         s.armed[e] = False
@@ -338,6 +340,6 @@ def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
 @inner
 def _arm(fabric: Fabric, s: SpreadingState, now: events.Timeline, e: int, time: int) -> None:
     """Mark a link to be examined next, if it is free and its destination misses chunks."""
-    if now.link_free[e] <= time and s.missing[fabric.dst[e]]:
+    if not s.armed[e] and now.link_free[e] <= time and s.missing[fabric.dst[e]]:
         s.armed[e] = True
         _look_at(s, now, fabric.dst[e])
