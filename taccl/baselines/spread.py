@@ -42,9 +42,10 @@ _PAYS = Fraction(97, 100)
 _PAYS_EVENLY = Fraction(999, 1000)
 #: Max chunks times ranks for which exchanges of unscattered partial sums are tried (some 500,000 transfers).
 _MOST_OF_WHOLE_SUMS = 80_000
+#: `_LONG_CUT`: a cut of more than four times as many transfers takes long, so that coarser ones come first.
 #: `MANY_CUT`: default max transfers of a schedule that is cut further.
 #: `_MOST_CUT`: max transfers of a schedule after the cut.
-MANY_CUT, _MOST_CUT = 20_000, 100_000
+MANY_CUT, _MOST_CUT, _LONG_CUT = 20_000, 100_000, 3_000
 
 
 def run(
@@ -214,6 +215,12 @@ def _cut_while_it_pays(
         best = finer[name]
         parts = 2 * best.problem.collective.num_chunks // problem.collective.num_chunks
         most *= 2 * best.num_transfers <= most_transfers
+    elif cut:  # coarser chunks come first, so that some are complete if time ends
+        for coarser in _coarser(parts, best.num_transfers):
+            with suppress(CollectiveError):
+                found = make(cut_chunks(problem, coarser))
+                if found.finish < best.finish:
+                    finer[name], best = found, found
     while cut and 1 < parts <= most:
         try:
             found = make(cut_chunks(problem, parts))
@@ -225,6 +232,18 @@ def _cut_while_it_pays(
         if 2 * found.num_transfers > most_transfers:
             break
     return best
+
+
+def _coarser(parts: int, num_transfers: int) -> list[int]:
+    """Numbers of parts to try before a first cut that takes long: each a quarter of the next, in integers.
+
+    - `num_transfers`: Number of transfers of whole chunks.
+    """
+    found = []
+    while parts % 4 == 0 and parts // 4 * num_transfers > _LONG_CUT:
+        parts //= 4
+        found.append(parts)
+    return found[::-1]
 
 
 def may_merge(problem: Problem) -> bool:

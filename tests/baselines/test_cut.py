@@ -231,3 +231,16 @@ def test_equal_problems_share_their_whole_chunks():
     found = cut_while_it_pays(replace(other, notes=("n",)), pytest.fail, name="one", cut=False)
     assert found.digest() == made.digest()
     assert found.problem.notes == ("n",)
+
+
+def test_coarser_chunks_come_before_a_long_first_cut(monkeypatch):
+    """A first cut into many parts follows ones into a quarter as many, which are complete if time ends."""
+    monkeypatch.setattr(spread, "_LONG_CUT", 10)
+    problem, counts = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6), []
+
+    def made(finer):
+        counts.append(finer.collective.num_chunks)
+        return BASELINES["tree"](finer, cut=False)
+
+    cut_while_it_pays(problem, made, name="tree", cut=True, parts=64)
+    assert counts[:4] == [1, 4, 16, 64]
