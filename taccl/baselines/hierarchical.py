@@ -236,6 +236,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
     parts, shapes, most = 2, list(SHAPES) if 0 < num_holders < num_ranks else [], 2 * MANY_CUT
     if shapes and reach_all and cut:
         parts, shapes = best_cut(copies, most_transfers=most)
+        parts = max(2, parts // 4)  # estimates are too high where links between nodes share no NIC
     make = partial(at_once, shapes=shapes)
     found = cut_while_it_pays(
         problem, make, name="hierarchical", cut=cut, parts=parts, pays=_PAYS, most_transfers=most

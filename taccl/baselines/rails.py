@@ -39,15 +39,15 @@ def by_rails(problem: Problem, *, over: str) -> Sends:
     nodes = np.array(topology.ranks_of_node)
     num_nodes, size = nodes.shape
     first, own = np.array(topology.node_of_rank)[holder], np.array(topology.local_rank)[holder]
-    turn, number = np.divmod(number, size)
-    rail = (own + number) % size
+    turn, rail = np.divmod(number, size)
+    place = (rail - own) % size
     inside, across, _ = _latencies(problem, nodes, parts=1)
     # A turn has one step per rank of a node. In a step, a rank receives from one rank of its node, and sends
     # to one. Chunks that cross from their holder are spread by another rank: the holder has most to send.
-    others, alone = max(1, size - 1), number == 0
+    others, alone = max(1, size - 1), place == 0
     stride = 1 + others % 2  # has no factor in common with `others`
     spreads = np.where(alone & (size > 1), own + 1 + turn % others, rail) % size
-    moves: list[Row] = [(turn * size + number, chunk, holder, nodes[first, spreads], False)]
+    moves: list[Row] = [(turn * size + place, chunk, holder, nodes[first, spreads], False)]
     for k in range(1, size):
         dst = np.where(alone, own + 1 + (turn + stride * k) % others, rail + k) % size
         step = np.where(alone, (turn + inside + k) * size, (turn + inside) * size + k)
@@ -66,14 +66,13 @@ def by_rails(problem: Problem, *, over: str) -> Sends:
 def best_cut(problem: Problem, *, most_transfers: int) -> tuple[int, list[str]]:
     """Number of parts per chunk for `by_rails`, and the shapes to try, by estimates.
 
-    The estimate is the turn in which the last chunk has crossed, for chunks that go to all ranks. The number
-    of parts is the least one that is within 1 % of the best; shapes within 10 % of it are tried,
-    one for each estimate.
+    An estimate is the time by which the last chunk has crossed and spread, if all chunks go to all ranks. The
+    number of parts is the least one within 1 % of the best. Shapes within 10 % are tried, one per estimate.
     """
     nodes = np.array(problem.topology.ranks_of_node)
     num_nodes, size = nodes.shape
     most_held = int(np.bincount(held_at_start(problem)[0]).max())
-    estimates: dict[tuple[int, str], int] = {}
+    estimates: dict[tuple[int, str], float] = {}
     transfers = problem.collective.num_chunks * (problem.topology.num_ranks - 1)
     most = min(most_transfers // transfers, *problem.chunk_bytes)
     for parts in (1 << k for k in range(max(1, most.bit_length()))):
@@ -150,7 +149,7 @@ def _plan(num_chunks: int, num_nodes: int, across: int, helps: bool) -> list[tup
     return plan(choices[bisect_left(choices, True, key=first_ends_in_time)] if helps else num_chunks)
 
 
-def _latencies(problem: Problem, nodes: Ints, *, parts: int) -> tuple[int, int, int]:
+def _latencies(problem: Problem, nodes: Ints, *, parts: int) -> tuple[int, int, float]:
     """Turns of `by_rails` after which a message inside a node may be passed on, and one between nodes; ticks.
 
     The ticks are those of a turn. In a turn, a rank sends a chunk to each rank of its node, or each rank
@@ -165,8 +164,8 @@ def _latencies(problem: Problem, nodes: Ints, *, parts: int) -> tuple[int, int, 
         links = np.array([link for src, dst in pairs for link in routes.hop(int(src), int(dst))], np.int64)
         send, hold = holds.of_sends(links)
         each = costs.hold_alpha[hold] + units * costs.hold_beta[hold]
-        held.append(int(np.bincount(holds.resource[hold], each).max(initial=0)))
-        taken.append(int((costs.link_alpha[links] + units * costs.link_beta[links]).max(initial=0)))
-    ticks = max(1, *held)
-    inside, across = (-(-each // ticks) for each in taken)
+        held.append(float(np.bincount(holds.resource[hold], each).max(initial=0)))
+        taken.append(float((costs.link_alpha[links] + units * costs.link_beta[links]).max(initial=0)))
+    ticks = max(held) or 1.0
+    inside, across = (int(-(-each // ticks)) for each in taken)
     return inside + 1, across, ticks

@@ -131,6 +131,12 @@ def test_more_bytes_are_cut_into_more_parts():
     assert parts[0] <= 2 and parts[-1] == 512
 
 
+def test_chunks_are_coarse_where_each_message_takes_a_microsecond(unit_costs):
+    """100 kB take 100 us over a link; eight chunks of 13.5 us end soonest, in eight steps."""
+    topology = fabrics.ring(6, ranks_per_node=2, **unit_costs)
+    assert hierarchical(taccl.make_problem(topology, "broadcast", size_bytes="100KB")).finish_us <= 108
+
+
 def test_helped_stars_reach_every_rank(unit_costs):
     """Helped stars copy to nodes of three ranks, of which each chunk reaches each other node once."""
     topology = fabrics.fully_connected(12, ranks_per_node=3, **unit_costs)
