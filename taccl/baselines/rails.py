@@ -67,7 +67,7 @@ def best_cut(problem: Problem, *, most_transfers: int) -> tuple[int, list[str]]:
     """Number of parts per chunk for `by_rails`, and the shapes to try, by estimates.
 
     An estimate is the time by which the last chunk has crossed and spread, if all chunks go to all ranks. The
-    number of parts is the least one within 1 % of the best. Shapes within 10 % are tried, one per estimate.
+    number of parts is the least one within 1 % of the best. Shapes within 10 % are tried.
     """
     nodes = np.array(problem.topology.ranks_of_node)
     num_nodes, size = nodes.shape
@@ -84,8 +84,8 @@ def best_cut(problem: Problem, *, most_transfers: int) -> tuple[int, list[str]]:
             estimates[parts, shape] = (last + inside + across + 1) * ticks
     least = min(estimates.values())
     best = min(parts for (parts, _), estimate in estimates.items() if 0.99 * estimate <= least)
-    by_estimate = {estimates[best, shape]: shape for shape in SHAPES}  # equal shapes have equal estimates
-    return best, [shape for estimate, shape in by_estimate.items() if 0.9 * estimate <= least]
+    shapes = SHAPES if num_nodes > 2 else SHAPES[:1]  # two nodes have the same hops in all shapes
+    return best, [shape for shape in shapes if 0.9 * estimates[best, shape] <= least]
 
 
 def _hops(over: str, turn: Ints, held: Ints, num_nodes: int, across: int) -> Iterator[Hop]:
