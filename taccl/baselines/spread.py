@@ -14,7 +14,7 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
-from taccl.problem.costs import hold_columns, hold_costs_us
+from taccl.problem.costs import hold_columns, hold_costs_us, ranks_differ
 from taccl.problem.making import make_problem
 from taccl.schedule.combine import broadcast_phase, reduce_phase, reverse
 from taccl.schedule.listing import listed
@@ -107,11 +107,13 @@ def timed(problem: Problem, sends: Sends, producer: str, *, least: int | None) -
 
     The list scheduler starts the send with the longest remaining path first. It is not used if `least` is
     None. Reductions to one rank each are timed as copies in reversed time, and finish no later than these.
+    If the costs of links differ between ranks or directions, they are timed in order, too.
     """
     if sends.carries is None and problem.collective.combining and problem.collective.stays_at_roots:
         for each in timed(reduce_phase(problem), sends.reversed(), producer, least=least):
             yield reverse(each, problem)
-        return
+        if not ranks_differ(problem.topology):
+            return
     found = sends.schedule(problem, producer=producer)
     yield found
     if least is not None and found.finish_ticks > least:

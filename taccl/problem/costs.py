@@ -127,6 +127,18 @@ def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @cached
+def ranks_differ(topology: Topology) -> bool:
+    """True if costs of links differ from rank to rank, or between the two directions of a pair of ranks."""
+    (src, dst), (alphas, betas, *_) = link_ends(topology), cost_columns(topology)
+    kinds, cost = np.unique(alphas[1] * len(betas[0]) + betas[1], return_inverse=True)
+    if len(np.unique(src * len(kinds) + cost)) < topology.num_ranks * len(kinds):
+        return True
+    order, back = np.lexsort((cost, dst, src)), np.lexsort((cost, src, dst))
+    columns = (src, dst), (dst, src), (cost, cost)
+    return any((there[order] != again[back]).any() for there, again in columns)
+
+
+@cached
 def wide_links(topology: Topology) -> tuple[int, ...]:
     """Indices of links with several sources or destinations (reduction, multicast); cached per topology."""
     if (other := topology.cache.get(REVERSED_FROM)) is not None:

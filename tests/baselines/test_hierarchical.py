@@ -13,6 +13,7 @@ from taccl.baselines.spread import run
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
 from tests.fuzzing import MANY
+from tests.synthesis.small_problems import linked
 
 
 def test_allgather_crosses_first(make, unit_costs):
@@ -153,3 +154,14 @@ def test_a_reduction_finishes_no_later_than_its_copies_in_reversed_time():
     copies, sums = map(hierarchical, problems)
     assert taccl.verify(sums).ok
     assert sums.finish <= copies.finish
+
+
+def test_a_reduction_between_unlike_ranks_is_timed_in_both_directions():
+    """Rank 3 adds to the five chunks of others over its only link out, 5 us; in reversed time, it takes 6 us."""
+    out = {0: (1, 2, 3, 4, 5), 1: (3, 4, 5), 2: (0, 1), 3: (2,), 4: (2, 3, 5), 5: (0, 1, 3)}
+    links = [(src, dst) for src, each in out.items() for dst in each]
+    even = linked("unlike", [0, 0, 1, 1, 2, 2], links, alpha_us=0, beta_us_per_mb=1)
+    topology = even.degraded({links.index((0, 1)): 0.5})
+    found = hierarchical(taccl.make_problem(topology, "reduce-scatter", size_bytes="6MB"), cut=False)
+    assert taccl.verify(found).ok
+    assert found.finish_us == 5

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from taccl.errors import NumericsWarning, TopologyError
-from taccl.problem.costs import exact_costs, hold_columns
+from taccl.problem.costs import exact_costs, hold_columns, ranks_differ
 from taccl.problem.making import make_problem
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, linked
@@ -117,3 +117,17 @@ def test_holds_of_sends_are_listed_send_by_send():
     assert columns.link[hold].tolist() == [1, 0, 0, 1]
     assert columns.receives[hold].sum() == 1
     assert hold_columns(topology) is columns
+
+
+def test_ranks_differ_if_costs_of_links_differ_between_ranks_or_directions():
+    """All ranks of a line have equal links; a slow rank, or rings of two rates in opposite directions, differ."""
+    costs = {"alpha_us": 1, "beta_us_per_mb": 1}
+    line = linked("line", [0] * 3, [(0, 1), (1, 0), (1, 2), (2, 1)], **costs)
+    around = [(rank, (rank + 1) % 3) for rank in range(3)]
+    ring = linked("ring", [0] * 3, around + [(dst, src) for src, dst in around], **costs)
+    assert not ranks_differ(line)
+    assert not ranks_differ(ring)
+    assert not ranks_differ(ring.reversed())
+    assert ranks_differ(line.degraded({0: 0.5, 1: 0.5}))
+    assert ranks_differ(ring.degraded({0: 0.5, 1: 0.5, 2: 0.5}))
+    assert ranks_differ(linked("one way", [0] * 3, around, **costs))
