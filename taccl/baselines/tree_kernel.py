@@ -170,33 +170,33 @@ def _sort(near: Ints, way: Ints, order: Ints, step: Ints) -> None:
 
 
 @inner
-def _collect(grid: Grid, half: int, way: Ints, num_hubs: int, room: _Room) -> None:
-    """Least costs to collect the data of each subtree by each step, for the trees of `way` in `room.order`.
+def _collect(grid: Grid, half: int, way: Ints, num_hubs: int, due: int, room: _Room) -> None:
+    """Least costs to collect the data of each subtree by each step up to `due`, for `way` in `room.order`.
 
     The row of the last rank, a hub, is replaced by the sum over all hubs.
     """
-    num_ranks, num_steps = len(way), room.price.shape[2]
+    num_ranks = len(way)
     cost, sent, price, order = room.cost, room.sent, room.price, room.order
     for v in range(num_ranks):
-        for k in range(num_steps + 1):
+        for k in range(due + 1):
             cost[v, k] = 0.0
     for i in range(num_ranks - num_hubs):
         v = order[i]
         u, c, least = grid.near[v, way[v]], grid.kind[half, v, way[v]], np.inf
         sent[0] = np.inf
-        for k in range(num_steps):
+        for k in range(due):
             least = min(least, cost[v, k] + price[half, c, k])
             sent[k + 1] = least
         if way[u] < 0:
-            for k in range(num_steps + 1):
+            for k in range(due + 1):
                 cost[u, k] += sent[k]
         else:
             before = room.before[half, c, grid.kind[half, u, way[u]]]
-            for k in range(num_steps):
+            for k in range(due):
                 cost[u, k] += sent[before[k]]
     last = order[num_ranks - 1]
     for i in range(num_ranks - num_hubs, num_ranks - 1):
-        for k in range(num_steps + 1):
+        for k in range(due + 1):
             cost[last, k] += cost[order[i], k]
 
 
@@ -204,7 +204,7 @@ def _collect(grid: Grid, half: int, way: Ints, num_hubs: int, room: _Room) -> No
 def _cost(grid: Grid, half: int, way: Ints, num_hubs: int, due: int, room: _Room) -> float:
     """Least cost of trees, for hubs due by a step."""
     _sort(grid.near, way, room.order, room.step[half])
-    _collect(grid, half, way, num_hubs, room)
+    _collect(grid, half, way, num_hubs, due, room)
     return float(room.cost[room.order[len(way) - 1], due])
 
 
@@ -270,7 +270,7 @@ def _choose(
         for s in range(num_shapes):
             for v in range(num_ranks):
                 room.order[v] = orders[s, v]
-            _collect(grid, half, cores.way[core, s], cores.num_hubs[core], room)
+            _collect(grid, half, cores.way[core, s], cores.num_hubs[core], num_steps, room)
             last = room.order[num_ranks - 1]
             for k in range(num_steps + 1):
                 if room.cost[last, k] < least[half, k]:
