@@ -74,8 +74,7 @@ _FIELDS = {
 
 #: Number of leading characters of a text in which patterns are searched.
 _HEAD_CHARACTERS = 1 << 16
-#: Quote prefixes of e-mails (``>``), code fences and colours of terminals, which are removed. Their line
-#: breaks stay, so that line numbers in error messages are right.
+#: Quote prefixes (``>``), code fences and colours to remove; line breaks stay, to keep line numbers right.
 _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$|\x1b\[[0-9;]*m", re.MULTILINE)
 
 

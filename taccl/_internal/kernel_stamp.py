@@ -171,8 +171,7 @@ class _Walk:
         yield from self.parts_of((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
             yield from self.parts_of(cell.cell_contents)
-        # `co_names` also has names of attributes. Attributes of modules are needed. Others may equal the name
-        # of a global by chance, which is harmless.
+        # `co_names` also has attributes: those of modules are needed; others that equal a global do no harm.
         names = sorted({name for each in _nested(code) for name in each.co_names})
         for name in names:
             if name in function.__globals__:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     #: Order in which a channel passes the local ranks of a node.
     Walk = tuple[int, ...]
-    #: Ring or chain, a column of the linear program, as one, two or four walks: one for all nodes, or one for
-    #: even nodes and one for odd ones, or these and one for each of the last two nodes.
+    #: Ring or chain, a column of the linear program, as one, two or four walks through nodes.
+    #: One walk is for all nodes; two are for even and odd nodes; four also for each of the last two nodes.
     Column = tuple[Walk, ...]
 
 

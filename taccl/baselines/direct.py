@@ -286,8 +286,7 @@ def _sums(problem: Problem) -> Sends:
                 continue
             if not paths:
                 routes.route(rank, dst)  # raises the error for a missing route
-            # If several routes are shortest, take the one with the fastest first link: then most
-            # contributions meet at ranks on their way, which add them up.
+            # Among shortest routes, take the fastest first link: then most contributions meet, and are added.
             _, _, link = min((ticks, used[link], link) for ticks, link in paths)
             used[link] += len(chunks)
             at, turn = links[link].dst, (links[link].dst - rank) % problem.topology.num_ranks

@@ -93,8 +93,8 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     _require_supported(problem)
     found = _mixed(problem) if cut else []
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
-    # Keep the best schedule so far, in case time runs out. The first schedule in `found` has finer chunks,
-    # with which the search for single plans continues.
+    # Keep the best schedule so far, in case time runs out.
+    # The first schedule in `found` has finer chunks; the search for single plans continues with these.
     if found:
         keep_soonest(problem, fastest(found))
         for each in (problem, merging(problem)):

@@ -79,8 +79,8 @@ def to_mix(problem: Problem) -> list[Problem]:
     """
     merges, problem = may_merge(problem), without_sketch(problem)
     num_ranks, num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
-    # On tori and meshes all links are alike, so that mixing gains nothing. Two nodes of two ranks form a ring
-    # as well, but have slower links between nodes.
+    # On tori and meshes all links are alike, so mixing gains nothing.
+    # Two nodes of two ranks are a ring, too, but their links between nodes are slower.
     has_tiers = 1 < problem.topology.num_nodes < num_ranks
     if num_ranks < 2 or (grid_of(problem.topology) is not None and not has_tiers):
         return []

@@ -100,8 +100,8 @@ class StepTimes:
         self.problem, self.grid, self.cache = problem, grid, dict[Any, Any]()
         #: Cache of `step` by its arguments; all plans together have few different steps.
         self._steps: dict[tuple[int, Digit, bool], tuple[float, Floats, Ints]] = {}
-        #: {(part, number of its chunks, spreads): (ticks of its steps, result of `_alone`)}. The result is
-        #: empty if only the first steps were estimated.
+        #: {(part, number of its chunks, spreads): (ticks of its steps, result of `_alone`)}.
+        #: The result of `_alone` is empty if only the first steps were estimated.
         self._undelayed: dict[tuple[PlanPart, int, bool], tuple[float, list[float]]] = {}
         #: {arguments of `_ticks`: its result}.
         self._known_ticks: dict[tuple[int, Digit, bool], float] = {}

@@ -36,8 +36,8 @@ Turns = list[list[int]]
 Partners = list[Turns]
 #: Function (place, step, number of places on a ring) -> place of the partner.
 Partner = Callable[[int, int, int], int]
-#: Function (step, chunks, ranks, keeps) -> True for each chunk that its rank may keep after the step (`keeps`
-#: is True), or receive in the step (False). `ranks` has one rank per chunk.
+#: Function (step, chunks, ranks, keeps) -> True for each chunk that its rank may keep or receive in a step.
+#: `keeps`: True for chunks to keep after the step, False for chunks to receive. `ranks`: one rank per chunk.
 Bound = Callable[[int, "Ints", "Ints", bool], "Flags"]
 
 
@@ -190,8 +190,7 @@ def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 
 
-#: Two partner functions. In the first step, an even place exchanges with the next place on the ring by the
-#: first function, and with the previous place by the second one.
+#: Two partner functions: an even place's first partner is the next place on the ring, or the previous one.
 _SIDES: tuple[Partner, ...] = (swing_partner, partial(swing_partner, mirrored=True))
 
 

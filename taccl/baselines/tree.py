@@ -58,8 +58,8 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     topology, chunks = problem.topology, problem.collective.chunks
     is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
     first = topology.ranks_of_node[0]
-    # Heads are the ranks at which trees gather sums. Two heads half a node apart use different NICs if the
-    # node has several; if all ranks are heads, all NICs are used.
+    # Heads gather the sums of trees. Two heads half a node apart use different NICs, if the node has several.
+    # If all ranks are heads, all NICs are used.
     heads_of: dict[str, list[tuple[int, ...]]] = {
         "nodes": [(first[0], first[len(first) // 2]), first],
         "ranks": [(0,)],
@@ -69,8 +69,7 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
         # If chunks have roots of their own, these replace the heads, so one choice of heads is enough.
         for heads in heads_of[each] if is_allreduce else heads_of[each][:1]:
             roots = [heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None
-            # Time reversal turns the last chunk of a broadcast into the first of the reduction. So the chunk
-            # that should be reduced first is sent last.
+            # Time is reversed for the reduction: the chunk that should be reduced first is sent last.
             backwards = partial(_descend, members=each, last_first=True)
             sends = run(problem, partial(_descend, members=each), backwards=backwards, roots=roots)
             forms.append((f"tree (double binary tree of {each})", sends))

@@ -48,8 +48,7 @@ _MOST_CORES, _MOST_ORDERS = 64, 6
 #: `_MOST_PARTS`: max number of shares with all their images.
 #: `_MOST_UNEVEN`: approximate share of the time that the first number of shares may lose by uneven loads.
 _FINER, _MOST_PARTS, _MOST_UNEVEN = 4, 8000, 0.5
-#: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
-#: for each doubling of the number of transfers.
+#: Max ratio of finishes, per doubling of transfers, at which a mix with more transfers is preferred.
 _PAYS = 0.998
 #: `_GROWTH`: relative change from one number of steps to the next to try; the change is at least 1.
 #: `_LIKELY`: factor of the estimated number of steps, fitted to meshes of 16 and 64 ranks.

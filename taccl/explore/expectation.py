@@ -41,8 +41,8 @@ _BOUND_S = 2.0
 #: `_SEARCH_RANKS`: max ranks of a search for a lower bound; above, it is that of cuts around nodes and ranks.
 #: `_BOUND_RANKS`: max ranks with a bound (1.3 s of CPU for 576 ranks).
 _SEARCH_RANKS, _BOUND_RANKS = 64, 1024
-#: Max ranks for which NCCL's schedule is built to find its busiest resources (2 s of CPU). Above, it is built
-#: for as many of the first nodes as fit, but for two at least.
+#: Max ranks for which NCCL's schedule is built to find its busiest resources (2 s of CPU).
+#: On larger machines, NCCL's schedule is built for as many of the first nodes as fit, but at least two.
 _SCHEDULE_RANKS = 128
 #: `_SIZES`: (max ranks, number of sizes at which the model is evaluated), ascending.
 #: `_FEW_SIZES`: number of sizes for more ranks.

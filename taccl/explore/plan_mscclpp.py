@@ -60,8 +60,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     ranks_per_node = counts.pop() if len(counts) == 1 else None
     made: dict[tuple[int, bool], _PlacedPlan] = {}
     late: list[str] = []
-    # The programs of all ranges come first, then those for the less usual kind of call (in place or
-    # out of place), for which time may be short.
+    # First the programs of all ranges for usual calls, then those for others (in place or not), if in time.
     for is_other in (False, True)[: 1 + plan.both_places]:
         until = NEVER if runtime.name == plan.runtimes[0] and not is_other else plan.until.at_least(_LEAST_S)
         for number, each in enumerate(plan.ranges):

@@ -144,8 +144,7 @@ class PlanSearch:
             if name in BASELINES
             for place in places
         ]
-        # The deadline takes effect only after a first schedule for each size in `places`; only for the first
-        # size if that schedule is slow to build.
+        # Build a first schedule per size in `places` even if late; for the first size only if that is slow.
         total, waiting = len(left), {*places[: len(places) if _first_is_quick(left) else 1]}
         with contextlib.suppress(OutOfTime), until.enforced(lambda: bool(self.candidates) and not waiting):
             while left:

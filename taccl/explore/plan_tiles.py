@@ -23,8 +23,7 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import no_bound
 
-#: `_MOST_BOUND_S`, `_LEAST_BOUND_S`: max and min time limit in seconds to compute one lower bound. If the
-#: limit is reached, a known or a trivial bound is used.
+#: `_MOST_BOUND_S`, `_LEAST_BOUND_S`: max and min seconds for a bound; then a known or a trivial one serves.
 _MOST_BOUND_S, _LEAST_BOUND_S = 2.1, 0.1
 
 

@@ -11,8 +11,7 @@ from taccl.measure.facts import HEALTHY, UNTESTED, UNTESTED_USUAL, WITHIN_ERROR,
 
 #: Max number of indistinguishable causes, and of irregular sizes, that a verdict names.
 _NAMED = 3
-#: Min ratio of measured to expected bandwidth that shows another path than PCIe: no rate of PCIe is 1.6 times
-#: the rate that NCCL states for it.
+#: Min ratio of measured to expected bandwidth that shows another path than PCIe, whose rates vary by less.
 _BRIDGED = 1.6
 #: `_TOO_FAST`: ratio of measured to expected bandwidth above which no error of the model explains it.
 #: `OVER`: max ratio of measured bandwidth to its bound that the noise of measurements explains.

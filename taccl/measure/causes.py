@@ -27,14 +27,13 @@ from taccl.topology.tuning import PACK_BYTES
 _NCCL = re.compile(r"\bNCCL\b")
 #: Causes whose differences are this close cannot be told apart.
 _INDISTINCT = 0.03
-#: Max share of a rack's bandwidth that suggests that NICs join its hosts, as NVLinks do not. 4 NICs of
-#: 46.5 GB/s for a host of GB200 are 0.2 of an allreduce, and 0.28 of an allgather.
+#: Max share of a rack's bandwidth that suggests that NICs, not NVLinks, join its hosts.
+#: Example: 4 NICs of 46.5 GB/s per GB200 host reach 0.2 of an allreduce's bandwidth, 0.28 of an allgather's.
 _BY_NICS = 0.3
-#: Min ratio of times of small messages to usual times at which NUMA balancing is likely, with GPUs of AMD
-#: (our choice; 3.2 in a published log with it).
+#: Min ratio of small messages' times to usual ones for NUMA balancing on AMD (our choice; a log has 3.2).
 _BALANCED = 2.0
-#: Max ratio, in either direction, of the time of small messages to the time in which one process launches
-#: the kernels of all GPUs of a node. Within it, the launches explain the time.
+#: Max ratio, either way, of small messages' time to one process's time to launch all kernels of a node.
+#: Within this ratio, the launches explain the time.
 _LAUNCHES = 1.3
 #: Max irregular sizes listed in the evidence.
 _SHOWN = 3
@@ -47,8 +46,8 @@ OF_NETWORK = ("sockets", "gdr-off", "nic-unused")
 _OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")
 #: Causes of a low rate that also delay small messages, as all messages go through host memory or NICs.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled", "no-peers", "mnnvl-off")
-#: Causes recognised by rates that differ among large messages, by their size or their place. A slow rail is
-#: none of these: it slows all large messages by the same share.
+#: Causes recognised by rates that differ among large messages, by their size or their place.
+#: A slow rail is not among these causes: it slows all large messages by the same share.
 _BY_KIND = ("place", "falls", "collapse", "unaligned")
 
 

@@ -15,12 +15,12 @@ from taccl.measure.series import Series
 _OUTLIER = 1.2
 #: A size is irregular if it and the size before it both take longer than the next larger size.
 #: `_REVERSED`: min ratio of the irregular size's time to the time at the next larger size.
-#: `_LASTS`: min ratio of the time at the size before it to the time at the next larger size. If this ratio is
-#: lower, a single size is slow, which counts as noise unless it is an outlier.
+#: `_LASTS`: min ratio of the time at the size before it to the time at the next larger size.
+#: Below `_LASTS`, a single size is slow, which counts as noise unless it is an outlier.
 _REVERSED, _LASTS = 1.15, 1.07
 #: Max growth of regular times: ratio of the times at two successive sizes over the ratio of the sizes.
-#: Above it, several messages of the smaller size would be faster than one of the larger size. If the growth
-#: from the smaller size to the size after the larger one is regular, that single size is an outlier.
+#: Above it, several messages of the smaller size would be faster than one of the larger size.
+#: If growth is regular once the larger size is left out, that size is an outlier.
 _FALL = 1.25
 #: Two limits on growth detect a late switch: a protocol is used at a size where the next one is faster.
 #: Growth is the ratio of the times at two successive sizes over the ratio of the sizes.
@@ -28,12 +28,11 @@ _FALL = 1.25
 #: `_FREE`: max growth from that size to the next one, at which a faster protocol is used.
 _BOUND, _FREE = 0.8, 0.6
 
-#: `_SLOW`: a size is slow if its ratio of measured to expected time exceeds the median ratio at both ends of
-#: the series by this factor.
+#: `_SLOW`: factor by which a slow size's measured / expected time exceeds the median of both series ends.
 #: `_END`: number of smallest sizes, and of largest sizes, that count as an end of the series.
 _SLOW, _END = 1.6, 4
-#: Min such factor at two or more successive sizes that is worth a clause. Several published
-#: logs of healthy machines reach 1.3 to 1.8 at middle sizes.
+#: Min slowdown, as for `_SLOW`, at two or more successive sizes that the verdict mentions.
+#: Several published logs of healthy machines reach 1.3 to 1.8 at middle sizes.
 _NOTABLE = 1.3
 
 #: Min `irregularity` of a series that is worth a note.

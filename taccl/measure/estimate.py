@@ -21,8 +21,8 @@ _DETERMINED = 0.5
 CONTRADICTED = 1.0
 #: Small messages show latency if their times grow more slowly than their sizes to this power.
 _FLAT = 0.5
-#: If the protocol assigned to a size is predicted slower than the fastest one by this fraction, the residual
-#: is 1 (own choice). It is a penalty, as a library chooses the protocol that it predicts to be fastest.
+#: Slowdown at which the residual is 1, if a size's protocol is predicted slower than the fastest (ours).
+#: This residual is a penalty, as a library chooses the protocol that it predicts to be fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
 #: {parameter: (least value, greatest value)}, by physics.

@@ -66,14 +66,13 @@ def _links_share(run: Run) -> float:
 def _nvls(run: Run) -> Candidate:
     """NVLS allreduce, which reduces in the switch of each node, and over trees between nodes."""
     costs, m, n, g = run.costs, run.num_nodes, run.num_ranks, run.per_node
-    # NCCL's bus bandwidth for the ranks of a node, limited by the rate of their ports. A port carries all
-    # data, and 1 / g of it again, as each of the g ranks sums one part and multicasts it.
+    # NCCL's bus bandwidth for the ranks of a node, limited by the rate of their ports.
+    # A port carries all data, and 1 / g of it again, as each of g ranks sums one part and multicasts it.
     full = max(n, tuning.NVLS_FULL)
     few = min((1 + 1 / tuning.NVLS_FULL) / (1 + 1 / g), 1.0)
     rate = _nvls_rate(run) * full / (full - 1) * few
     rate = min(rate, costs.node_gb_per_s * tuning.NVLS_SHARE[costs.generation])
-    # Bytes that the busiest node sends for each byte of the size, over two trees (see `nvls_pattern`). NCCL's
-    # model has 2 for three nodes and more.
+    # Bytes that the busiest node sends per byte over two trees (`nvls_pattern`); NCCL: 2 from 3 nodes on.
     across, levels = min(m / 2, 2.0), int(log2(m))
     model_rate = _model_rate(run) * n / (n - 1)
     if m > 1:

@@ -28,8 +28,7 @@ from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_r
 from taccl.measure.series import COMPARED_BYTES, WRONG, Log, Series, alike_joined, differing
 
 _MAX_FILE_BYTES = 64 * 10**6  #: Logs of NCCL_DEBUG have a line for each channel of each rank.
-#: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Atomic groups match at one place of a line
-#: only, so that the match takes linear time.
+#: Number of ranks of a communicator in a line of NCCL_DEBUG=INFO; atomic groups keep the match linear.
 _NUM_RANKS = re.compile(r"(?>.*?CCL INFO )(?>.*?\bcomm\b).*\bn[Rr]anks (\d{1,7})\b")
 #: Title of a benchmark of OSU or of perftest.
 _TITLE = re.compile(r"^[# \t]*((?:OSU|RDMA_\w+|Send)\b.* Test\b.*)", re.MULTILINE)
@@ -71,8 +70,7 @@ _FAILED = {
 }
 #: {note: pattern of the line that the reader appends to JSON output that is cut off}.
 _CUT_OFF = {"its JSON is cut off, so rows may be missing": re.compile(rf"(?m)^{re.escape(CUT_OFF)}$")}
-#: Logs have times in place and out of place, of which one kind is read. If the time of the other kind at the
-#: largest size is at most this share of the time that is read, a note says so.
+#: Max ratio, at the largest size, of the time not read (in or out of place) to the time read, for a note.
 _OTHER_FASTER = 0.9
 
 

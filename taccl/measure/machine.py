@@ -23,11 +23,12 @@ from taccl.topology.tuning import NVLINK_GB_PER_S
 COUNTABLE = 64
 #: Profiles of imported topologies, whose NICs have line rates (higher than the rates that messages reach).
 _LINE_RATES = ("nccl", "nvidia-smi")
-#: `_NO_RATES`: profile of imports whose file states no rates. `_ASSUMED_NVLINK_GB_PER_S`: rate of an NVLink
-#: that they assume. `_UNKNOWN_NVLINK_GB_PER_S`: NCCL's rate of an NVLink of an unknown generation.
+#: `_NO_RATES`: profile of imports whose file states no rates.
+#: `_ASSUMED_NVLINK_GB_PER_S`: assumed rate of an NVLink in imports without rates.
+#: `_UNKNOWN_NVLINK_GB_PER_S`: NCCL's rate of an NVLink of an unknown generation.
 _NO_RATES, _ASSUMED_NVLINK_GB_PER_S, _UNKNOWN_NVLINK_GB_PER_S = "nvidia-smi", 25, "20"
-#: ((words in names of links and switches, class of network assumed for several nodes), ...); the first match
-#: counts. InfiniBand stands for RoCE as well, which reaches as large a part of its line rate.
+#: ((words in names of links and switches, class of network of several nodes), ...); the first match counts.
+#: InfiniBand stands for RoCE as well, which reaches as large a part of its line rate.
 _USUAL_NETWORKS = ((("xGMI",), "rccl"), (("NVSwitch", "NVLink"), "infiniband"), (("",), "roce-pcie"))
 #: Networks, by their names in lines of logs, that only instance types of clouds have.
 _OF_CLOUDS = ("efa", "tcpx", "tcpxo")

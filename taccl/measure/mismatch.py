@@ -17,8 +17,8 @@ _LEAST_US = 3.0
 #: `_LEAST_RATE`, `_MOST_RATE`: min and max credible ratio of a fitted rate to the data sheet's rate.
 #: The max allows for errors of the fit, as no link exceeds its data sheet.
 _LEAST_RATE, _MOST_RATE = 0.2, 1.05
-#: Min ratio of a NIC's fitted rate to the data sheet's. In published logs, NICs of the model reach 0.53
-#: to 0.97. A NIC that carries the data of a lost one as well reaches less than half.
+#: Min ratio of a NIC's fitted rate to the data sheet's; NICs in published logs reach 0.53 to 0.97.
+#: A NIC that also carries the data of a lost one reaches less than half.
 _LEAST_NIC_RATE = 0.5
 
 

@@ -16,8 +16,9 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LABEL = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?(?=\D)")
 #: Characters that web pages, lists and quotes put between cells; spaces replace them.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
-#: `_DECIMAL_COMMA`: number of a locale whose decimal mark is a comma. `_GROUPED`: number with commas between
-#: thousands. Both stand between spaces. `_COMMA_CELLS`: line whose commas are between cells.
+#: `_DECIMAL_COMMA`: number between spaces, of a locale whose decimal mark is a comma.
+#: `_GROUPED`: number between spaces, with commas between thousands.
+#: `_COMMA_CELLS`: line whose commas are between cells.
 _DECIMAL_COMMA = re.compile(r"(?<!\S)(\d{1,18}),(\d{1,4})(?!\S)")
 _GROUPED = re.compile(r"(?<!\S)\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\S)")
 _COMMA_CELLS = re.compile(r",\s|\s,|^\s*[\d,.]+(?:\s+\D*)?$")

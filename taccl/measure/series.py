@@ -12,8 +12,7 @@ from taccl._internal.units import format_count, format_size
 from taccl.measure.debug_lines import DebugFacts
 from taccl.problem.collective import busbw_factor
 
-#: Value of `Series.collective` for messages from one rank to another. If a log states only their bandwidth,
-#: `Series.streams` is set as well.
+#: Value of `Series.collective` for messages between two ranks; with bandwidths only, `streams` is set, too.
 POINT_TO_POINT = "point-to-point"
 #: `COMPARED_BYTES`: min bytes at which times are compared, as times of smaller sizes are noisy.
 #: `RUNS_DIFFER`: min ratio of the slowest to the fastest of several runs that shows different bandwidths.

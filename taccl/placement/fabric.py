@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from taccl.placement.host_links import HostLinks
 
 
-#: Minimum mean number of messages per flow (source, destination and size) for which the busy times of
-#: resources under a rank order are checked before its makespan.
+#: Min mean messages per flow (source, destination, size) to check resources' busy times before the makespan.
 _FEW_FLOWS = 4
 
 
@@ -284,9 +283,8 @@ class HostFabric:
         minimum is over all hosts.
         """
         held, ports = self._held(units).tocoo(), []
-        # In each direction, all num_hosts - 1 pairs of a host hold its port. A resource held by fewer pairs
-        # is no port. To save memory, it gets no column in the (host, resource) arrays, which then have at
-        # most about as many entries as `held`.
+        # In each direction, all num_hosts - 1 pairs of a host hold its port; resources with fewer are none.
+        # To save memory, only ports get columns: then (host, resource) arrays are about as large as `held`.
         often = np.bincount(held.col, minlength=held.shape[1]) >= self.num_hosts - 1
         kept, size = often[held.col], int(often.sum())
         pair, times, column = held.row[kept], held.data[kept], (np.cumsum(often) - 1)[held.col[kept]]
@@ -340,8 +338,7 @@ class HostFabric:
         even = (flow + flow.T) / 2
         joint = _second_eigenvalue(np.diag(even.sum(axis=1)) - even)
         rates = self.held[1].tocsc()
-        # Only resources that hold all pairs across a cut of the hosts count. Every cut has at least
-        # num_hosts - 1 pairs, so skip resources with fewer.
+        # Only resources that hold all pairs across a cut count: skip those with fewer than num_hosts - 1.
         for resource in np.flatnonzero(np.diff(rates.indptr) >= self.num_hosts - 1):
             first, last = rates.indptr[resource : resource + 2]
             src, dst = (np.unique(side) for side in divmod(rates.indices[first:last], self.num_hosts))

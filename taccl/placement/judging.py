@@ -29,8 +29,7 @@ _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
 _SEARCHING = 0.6
 #: One-sided confidence at which a gain is confirmed.
 _CONFIDENCE = 0.99
-#: Fraction q: clusters are clearly apart if the 1 - q quantile of distances inside them is below the q
-#: quantile of distances between them; our choice.
+#: Fraction q: clusters are clear if quantile 1 - q of distances inside is below quantile q of those between.
 _FEW = 0.1
 #: Minimum gain that is confirmed (0.01: 1 % faster); our choice.
 _LEAST = 0.01

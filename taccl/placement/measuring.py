@@ -35,8 +35,7 @@ from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, broadcast, gathered, patiently, placing
 from taccl.runtime.worker import serve
 
-#: Ranks of a cluster share an uplink if their total rate when all send together is less than this share
-#: of the sum of their rates when each sends alone (our choice).
+#: Ranks share an uplink if their total rate is less than this share of their rates alone, added (our choice).
 _SHARED = 0.75
 #: Timeout in seconds for a round, to which a second is added for each repetition.
 _ROUND_S = 120.0

@@ -247,8 +247,8 @@ class Precedence:
         resource, send = resource[order][new], send[order][new]
         own_begin, begin = (np.minimum.reduceat(column[order], new) for column in (own_begin, begin))
         own_until, until = (np.maximum.reduceat(column[order], new) for column in (own_until, until))
-        # Holds of a resource are in order of their begins. Ties: holds of zero length come first if times
-        # are tentative; otherwise the order is by ends of holds, then by starts of sends.
+        # Holds of a resource are in order of their begins.
+        # Ties: zero-length holds first if times are tentative; else by ends of holds, then starts of sends.
         ties = (own_until > own_begin,) if self.impose else (start[send], own_until)
         order = np.lexsort((send, *ties, own_begin, resource))
         return resource[order], send[order], begin[order], until[order]

@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 #: Max share of the time left that the bound over all chunkings may take on a busy machine.
 _MOST_EVERY_SHARE = 0.3
-#: Min wall time for the bound over all chunkings on a busy machine, whatever time is left, divided by
-#: `BudgetParameters.least_every_s`.
+#: Min wall time of the bound over all chunkings on a busy machine, in units of its `least_every_s`.
 _LATE_TIMES = 1.0
 #: Min wall seconds for the bound over all chunkings if the search already exceeds its time limit.
 _LEAST_LATE_S = 0.1
@@ -106,8 +105,7 @@ def look_for_bound_over_all_chunkings(
     - `limit_s`: Seconds that it may take. Default: a share of the time left.
     """
     budget, since, left_s = search.parameters.budget, time.monotonic(), search.deadline.left_s
-    # On a busy machine, the bound's minimum time is longer. For large problems it is capped, so that the
-    # search does not exceed its time limit by much.
+    # On a busy machine, the bound's min time is longer, but capped on large problems to keep the time limit.
     least_s, late_least_s = budget.least_every_s * busy_factor(), budget.least_every_s
     if not is_brief(search.problem):
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))

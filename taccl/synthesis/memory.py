@@ -97,8 +97,7 @@ def memory_need(
     combining, columns = problem.collective.combining, sum(kept)
     num_transfers = sum(phase.num_sends for phase in phases)
     if combining:
-        # Peaks of a reduction: search of the first phase, reversal of its schedule, search of the second
-        # phase while the reversed schedule is kept, and concatenation of both.
+        # Peaks of a reduction: first search, reversal, second search (reversed schedule kept), concatenation.
         searches = [searches[0], 2 * kept[0] + phases[0].reversal, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(phases) > 1 else []
     file = 0

@@ -91,8 +91,8 @@ class Observer:
         self._progress, self.rules = progress, tuple(rules)
         self._on_incumbent, self._on_bound, self._on_stage = on_incumbent, on_bound, on_stage
         self._is_open, self._asked_bound_us = is_open, 0.0
-        #: Function from a schedule of the transformed problem to one of the given problem; None if they are
-        #: the same problem. Schedules for which it raises `NoSolutionError` are not reported.
+        #: Maps a schedule of the transformed problem to one of the given problem; None if they are the same.
+        #: Schedules for which the mapping raises `NoSolutionError` are not reported.
         self.restored: Callable[[Schedule], Schedule] | None = None
         self._cancellation = Cancellation() if cancellation is None else cancellation
         self._began_s, self._finish_us, self._bound_us = time.monotonic(), math.inf, 0.0

@@ -37,8 +37,7 @@ class ChoiceParameters(_Group):
     # Max hops, after symmetry reduction, for MILP and job shop; larger problems go to the compiled search.
     most_hops: int = 200_000
     few_hops: int = 100_000  # problems of at most this many hops go to the models whatever the time limit
-    # Min seconds left to compile kernels that only improve schedules, or to suggest sketches to the compiled
-    # search.
+    # Min seconds left to compile kernels of improvement, or to suggest sketches to the compiled search.
     compiling_s: float = 5.0
     compiled_s: float = 0.5  # min seconds left to run kernels that only improve, if they are cached on disk
     cold_s: float = 12.0  # min seconds left to compile the kernels of a first schedule if not cached
@@ -82,8 +81,8 @@ class PortfolioParameters(_Group):
     improve_share: float = 0.4
     half_improve_share: float = 0.5  # `improve_share` for one phase of a reduction
     least_improve_s: float = 3.0  # min seconds without progress before improvement by job shop ends
-    # Max arrivals (chunks times destinations) for which baselines compare numbers of chunks. With more, the
-    # search also proposes the schedule balanced over dimensions.
+    # Max arrivals (chunks times destinations) for which baselines compare numbers of chunks.
+    # With more arrivals, the search also proposes the schedule balanced over dimensions.
     baseline_arrivals: int = 20_000
     first_share: float = 0.2  # share of the time for baselines that run before the search
     best_share: float = 0.5  # share of the time that the usually best baseline may take before the search
@@ -107,8 +106,8 @@ class SuggestingParameters(_Group):
     # Numbers of chunks per rank tried under a sketch; candidates are compared in `first_partition` chunks.
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
-    # Numbers of chunks per rank that are tried for problems that leave this number open. If all data starts
-    # at one rank, or ends there, the last number is also doubled while that pays.
+    # Numbers of chunks per rank that are tried for problems that leave this number open.
+    # If all data starts or ends at one rank, the last number is also doubled while that pays.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3  # share of the time to try several numbers of chunks
     counts_only: int = 0  # 1: baselines, too, use only numbers of chunks in `counts`; 0: they use any number

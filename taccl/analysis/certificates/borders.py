@@ -106,8 +106,7 @@ def _crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     return fills(facts, Counter(job.units for job in jobs), links, ticks - late, since=early)
 
 
-#: Max sets of each kind (single ranks, nodes) for which cut counting runs on very large problems. Sets with
-#: the highest estimated bounds are chosen.
+#: Max sets (ranks, nodes) per kind for cut counting on very large problems; the best by estimate are taken.
 _MOST_COUNTED = 32
 #: Max states of the dynamic program. Above it, all jobs are put into one queue, which may lower the bound.
 _MAX_STATES = 20_000

@@ -49,16 +49,15 @@ from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
 
-#: Max number of origins plus destinations, added over different chunks, for which cut bounds use release
-#: dates and tails. Above it, sends over a cut are only counted. Chunks of one `ChunkKind` count once.
+#: Max origins plus destinations, over all kinds of chunks, for cut bounds that use release dates and tails.
+#: Above this, cut bounds only count sends. Chunks of one `ChunkKind` count once.
 _MAX_TIMED = 60_000
-#: `_MAX_CUT`: max number of origins plus destinations of different chunks for which cuts around nodes and
-#: ranks are evaluated before other bounds of divisible data (1.1 s of CPU and 330 MB for 10,000 ranks).
-#: `_MAX_FOUND`: the same for finders without linear programs.
+#: `_MAX_CUT`: max origins plus destinations of different chunks for early cuts around nodes and ranks.
+#: These cuts come before other bounds of divisible data (1.1 s of CPU and 330 MB for 10,000 ranks).
+#: `_MAX_FOUND`: max origins plus destinations for finders of bounds without linear programs.
 _MAX_CUT, _MAX_FOUND = 120_000_000, 2_500_000
-#: Max number of origins plus destinations of different chunks, up to symmetry, for which a problem is small.
-#: On small problems, all finders of bounds without linear programs run, even beyond the time limit
-#: (fractions of a second).
+#: Max origins plus destinations of different chunks, up to symmetry, of a small problem.
+#: On small problems, all finders without linear programs run, even beyond the time limit (fractions of 1 s).
 _MAX_BRIEF = 3_000
 #: Default budget of `lower_bound`, in seconds.
 _CUTS_S = 20.0
@@ -83,8 +82,8 @@ Finder = Callable[[], Iterable[Claim]]
 #: A finder, and the time of `time.monotonic` at which it usually ends.
 _Timed = tuple[Finder, float]
 #: Finders of bounds without linear programs, for whole chunks and for all chunkings, in running order.
-#: Each takes a `NeededSends` and ``in_network=``. `throughput_claims` runs the linear programs. The first
-#: of each list may run before the linear programs.
+#: Each finder takes a `NeededSends` and ``in_network=``; `throughput_claims` runs the linear programs.
+#: The first finder of each list may run before the linear programs.
 WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
     counting, dissemination_bounds, pair_counting_bounds, sum_flow_bounds, spread_tail_bounds,
     dynamic_cut_bounds, single_machine,
@@ -99,8 +98,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     exchange_time_bounds,
     node_data_bounds,
 ]
-#: Functions that find bounds over all chunkings even for problems above the size `_MAX_TIMED`. They find none
-#: on networks that are too large for them.
+#: Finders of bounds over all chunkings above the size `_MAX_TIMED`; on still larger networks they find none.
 OF_MANY_RANKS: list[Callable[..., Iterable[Claim]]] = [flow_time_bounds, link_time_bounds]
 
 

@@ -44,17 +44,15 @@ _FACTOR, _PRICE = 10**6, 10**5
 _TOO_MUCH = 2**46
 #: Denominator of the horizons that are tried, in ticks.
 _PER_TICK = 1000
-#: A pair of ranks pays at most this share of its price, in eighths, for sends inside the source's node, and
-#: at most the rest for sends inside the destination's node. These shares are tried,
-#: and each in reversed time.
+#: Max shares (eighths) of a pair's price that it pays for sends inside the source's node; all are tried.
+#: For sends inside the destination's node, a pair pays at most the rest. Each is also tried in reversed time.
 _SHARES = (0, 4)
 #: Prices of a port's time to try: they fall linearly from the start, and then are constant.
 #: `_HEIGHTS`: price at the start, as a multiple of the price of a pair of ranks.
 #: `_FALLS`: time of the whole fall to 0, as a share of the latency of a send in a node.
 #: `_LOW`: lowest price, as a share of that at the start.
 _HEIGHTS, _FALLS, _LOW = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0), (0.15, 0.3, 0.45, 0.6, 0.8), 0.02
-#: Numbers of cells of the grids, first to find prices, then to find the bound; each with the steps of the
-#: search for the longest horizon, as shares of the horizon.
+#: Grids, coarse to fine: (number of cells, steps of the search for the longest horizon, as shares of it).
 _GRIDS = ((160, (0.08, 0.04, 0.02, 0.01)), (320, (0.016, 0.008)), (640, (0.004, 0.001)))
 
 
@@ -221,9 +219,9 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     - `costs`: Costs of holds inside nodes, from `costs_of`.
     """
     sharing, size = nodes.size * (nodes.number - 1), nodes.size
-    # Start cells of the send to try, as one slice for each number of holds inside the node before it. No hold
-    # can precede a send that starts before `grid.shift`. Holds before a send that starts at `grid.twice` or
-    # later cost nothing, so only their largest number is tried there.
+    # Start cells to try for the send between nodes: a slice per number of holds inside the node before it.
+    # Before `grid.shift`, no hold can precede the send.
+    # From `grid.twice` on, earlier holds cost nothing, so only their largest number is tried.
     first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
     times = [slice(0, last), *[slice(first, last)] * (size - 2), slice(first, None)]
     found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)
@@ -309,8 +307,8 @@ class _Search(HorizonSearch["ExchangeTime"]):
         costs = costs_of(ports.tolist(), factors, math.floor(alpha))
         sharing = nodes.size * (nodes.number - 1)
         worth = _worth(nodes, grid, cells, costs, round(pair * _FACTOR)) / (sharing * _FACTOR)
-        # Start from the prices that holds of length 0 need. Twice adjust each price to what the holds over
-        # its time need, then all prices by one factor.
+        # Start from the prices that holds of length 0 need.
+        # Then adjust each price twice to the holds over its time, and at last all prices by one factor.
         nics = _whole(np.diag(worth))
         for again in (True, True, False):
             nic_factors = highest_factors(nic_alpha, cells, _swing(nics))

@@ -230,8 +230,8 @@ def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price:
         if not alpha:
             gained += spare * spare / (2 * beta)
             continue
-        # At the optimum, the marginal gain is zero in every send i: i * alpha + beta * (units + own) = spare,
-        # where own is the size of send i, and units is the total size of all sends.
+        # At the optimum, the marginal gain of every send i is 0: i * alpha + beta * (units + own) = spare.
+        # Here own is the size of send i, and units is the total size of all sends.
         sends = 1
         while alpha * (sends + 1) * (sends + 2) < 2 * spare:
             sends += 1

@@ -34,8 +34,8 @@ _MAX_FLOWS = 400_000
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price.
 _PRICE_TOTAL = 10**6
-#: `_MOST_EXACT`: max length of a path that double precision adds exactly. `_MOST_WHOLE`: max arcs of all
-#: commodities for paths in whole numbers of any size, which take about a microsecond per arc and round.
+#: `_MOST_EXACT`: max length of a path that double precision adds exactly.
+#: `_MOST_WHOLE`: max arcs of all commodities for paths in Python integers (about 1 us per arc and round).
 _MOST_EXACT, _MOST_WHOLE = 2**53, 50_000
 
 

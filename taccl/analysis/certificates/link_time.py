@@ -32,8 +32,8 @@ from taccl.topology.recognise import grid_of
 #: Just above whole numbers, rounding to steps changes the costs of sends least.
 _GRIDS = (30, 60), (90, 320)
 _PER_LATENCY = 8.05, 6.05, 5.05, 4.05, 3.05, 2.05, 1.05
-#: `_LEAST_KNOTS`: min number of times at which a linear program has prices. Prices change faster within a
-#: horizon of less than `_SHORT` latencies, which gets twice as many.
+#: `_LEAST_KNOTS`: min number of times at which a linear program has prices.
+#: `_SHORT`: horizons below this many latencies get twice as many times, as prices change faster there.
 _LEAST_KNOTS, _SHORT = 6, 12
 #: `_NEAR`: distance of the logarithm of the links' load from 0 at which the search on the rough grid ends.
 #: `_FINER`: approximate ratio of the horizons that the fine and the rough grid prove.

@@ -7,8 +7,8 @@ then get it over the border, or from a rank of its set that holds it. Each arriv
 and ranks far from the entry point get the chunk later.
 """
 
-# Symbols: k is the number of last entries, that is, of chunks that enter sets of ranks last. A pair is a last
-# entry, and a rank of its set that wants the chunk.
+# Symbols: k is the number of last entries: chunks that are the last to enter sets of ranks.
+# A pair is a last entry, and a rank of its set that wants the chunk.
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ _EVERY, _MOST = 16, 256
 _MOST_SIZES = 4
 #: Max entries (number of sums times number of ranks less 1) for bounds over sets of one rank each.
 _MOST_BY_RANK = 128
-#: Distances of ranks from those at which chunks enter their sets are used if the product of the numbers of
-#: entries and ranks is at most this.
+#: Max entries times ranks for which distances inside sets from the ranks that chunks enter are used.
 _MOST_DISTANCES = 2_000_000
 
 #: [(bottleneck resources by sender, ticks from which senders hold data), ...]
@@ -203,8 +202,7 @@ class TailSpread:
         self._wants = np.isin(np.arange(costs.num_ranks), list(wanting)) if wanting else label >= 0
         self._merges = out.most.max(initial=1) > 1
         self._senders = cache(lambda most: fastest_senders(out, most))
-        #: Gates of sends into the sets: first from outside, by sending rank and as one group; then from other
-        #: sets, by sending rank and by sending set.
+        #: Gates into the sets: from outside (by source, as one group), from other sets (by source, by set).
         self._fed: list[Fed] = []
         #: Labels `awake`, `inside` and `entered` of the witness, as `SpreadTail` defines them.
         self.labels: tuple[Labels, Labels, Labels] = (), (), ()

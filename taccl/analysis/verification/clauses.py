@@ -216,8 +216,8 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
     is_asked = facts.marked(columns.clauses.own_first)
     is_start = np.zeros((len(facts.starts.sets), facts.num_ranks), bool)
     is_start[pairs(facts.starts.sets)] = True
-    #: `free_from`: Earliest tick at which relayed chunks may start in each lane (copies or reductions of one
-    #: link). `due_to`: The link's own chunk that determines this tick; -1 if there is none.
+    #: `free_from`: Earliest tick at which relayed chunks may start in each lane (copies or sums of a link).
+    #: `due_to`: The link's own chunk that determines this tick; -1 if there is none.
     free_from, due_to = np.full((2, 2 * facts.num_links), [[np.iinfo(np.int64).min], [-1]])
 
     def lanes() -> Iterator[tuple[NDArray[np.int64], ...]]:

@@ -45,8 +45,8 @@ _PRICES_SHARE = 0.75
 #: `_LEAST_PRICES_S`: minimum if the limit was not exceeded.
 #: `_LATE_PRICES_S`: minimum however long the excess is.
 _LEAST_PRICES_S, _LATE_PRICES_S = 1.0, 0.3
-#: CPU seconds to list links and chunks and to bound them, per pair of ranks. If all pairs take longer than
-#: the given time limit, the bound of a fabric given by name follows from its dimensions.
+#: CPU seconds to list links and chunks and to bound them, per pair of ranks.
+#: If all pairs would exceed the time limit, the bound of a fabric given by name follows from its dimensions.
 _LISTED_S_PER_PAIR = 4e-6
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _SUPERFLUOUS = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 #: `_WRITING_S`: min CPU seconds that are reserved for writing the files.
 #: `_MOST_WRITING_SHARE`: max share of the time limit that the estimated time to write the files may reserve.
 _WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 0.5, 0.5
-#: Time to write files, in multiples of `finishing_time`: with one program for each range, in place or out of
-#: place; with both programs for each range.
+#: Time to write files, in multiples of `finishing_time`: one program per range; both (in and out of place).
 _WRITING_PARTS = (0.7, 2.2)
 
 _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")

@@ -54,8 +54,8 @@ _MOST_OF_LIMIT = 0.9
 _MANY_RANKS = 2048
 #: Fewest ranks for an implicit schedule by the backend ``dimension-balanced``.
 _MANY_BALANCED = 257
-#: CPU seconds to list and verify a schedule, per pair of ranks. If all pairs take longer than the given time
-#: limit, fewer ranks suffice for an implicit schedule, unless the transfers are to be written to a file.
+#: CPU seconds to list and verify a schedule, per pair of ranks.
+#: If all pairs exceed the given limit, schedules of fewer ranks are implicit, too, unless written to a file.
 _LISTED_S_PER_PAIR = 1e-5
 #: Max gap of an implicit schedule; above it ordinary synthesis runs instead.
 _WORTH_A_SEARCH = 0.1

@@ -35,8 +35,8 @@ class Edit:
 
     clause: str
     verb: str  # "add", "allow", "remove entry", "remove" or "set"
-    #: Items that the edit adds or removes: (src, dst) pairs, (sender, origin) pairs of relays, (sender,) or
-    #: (link,). For an edit that sets a number, the number alone. Empty if the edit removes the whole clause.
+    #: Items to add or remove: (src, dst) or (sender, origin) pairs, (sender,) or (link,); or a number to set.
+    #: Empty if the edit removes the whole clause.
     items: tuple[tuple[int, ...], ...]
     cost: int
 

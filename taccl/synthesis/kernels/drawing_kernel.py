@@ -154,8 +154,7 @@ def _happen(fabric: Fabric, s: DrawingState, now: events.Timeline, event: int, t
     s.has[d, w] |= bit
     for i in range(fabric.out_of[d], fabric.out_of[d + 1]):
         o = fabric.out_slot[i]
-        # Links that are idle although their destination lacks chunks had no useful chunk before this arrival,
-        # so only this chunk can be useful to them.
+        # Idle links whose destination lacks chunks had nothing useful before: only this chunk can be useful.
         is_idle = now.link_free[o] <= time and s.missing[fabric.dst[o]] > 0
         is_useful = is_idle and not s.claimed[fabric.dst[o], w] & bit
         if is_useful and events.is_free(fabric, now, o, s.units[c], time):

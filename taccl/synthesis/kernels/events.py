@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 #: Negative return values of a kernel in place of a finish: the reasons why it found no schedule.
 STUCK, OVER_LIMIT, STOPPED, HEAP_FULL = -1, -2, -3, -4
-#: Max number of sends whose starts are computed in 64 bits at once, and then narrowed. With more, a run in 32
-#: bits comes first, which is repeated if it exceeds these.
+#: Max sends whose starts are computed in 64 bits; with more, 32 bits are tried, and redone on overflow.
 _MOST_WIDE = 1 << 22
 
 #: Indices in `Timeline.scalar`; the last one is a count for the kernel's own use.
@@ -39,8 +38,8 @@ class Timeline(NamedTuple):
     link_free: Ints  # ticks at which each slot is free
     resource_free: Ints
     event_time: Ints  # ticks of pending events: a heap, together with `event_what`
-    # Code of each pending event: the number of a group of slots to examine; num_groups + number of a slot
-    # that becomes free; or num_groups + num_slots + number of an arrival.
+    # Code of each pending event: a group of slots to examine, a slot that becomes free, or an arrival.
+    # Slots are numbered from num_groups on, arrivals from num_groups + num_slots on.
     event_what: Ints
     scalar: Ints  # stop signal, number of sends, last arrival, number of events, a count for the kernel
 

@@ -323,8 +323,7 @@ def _crowded(holds: _Holds, src: Ints, dst: Ints, duration: Ints, units: int) ->
     """
     slowest = duration.copy()
     if len(holds.slot):
-        # A resource slows sends down by the number of its senders or of its receivers, whichever is less. So
-        # the port of a single rank counts as unshared.
+        # A resource's slowdown is its number of senders or receivers, whichever is less: 1 for a rank's port.
         crowd = np.full(holds.num_resources, np.iinfo(np.int64).max)
         for end in (src, dst):
             count = int(end.max()) + 1

@@ -33,8 +33,7 @@ class Limits:
     # Folder of unnamed files for columns of sends; None to keep these columns in memory.
     spill_dir: str | os.PathLike[str] | None = None
     parameters: SearchParameters = DEFAULTS
-    #: Function that returns the seconds from now after which improvement ends unless it finds a better
-    #: schedule; called at the start of improvement and after each gain.
+    #: Seconds within which improvement must gain, or end: a function called at its start and after each gain.
     idle_s: Callable[[], float] = field(default=lambda: math.inf, compare=False)
 
 

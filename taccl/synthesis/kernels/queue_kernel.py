@@ -41,8 +41,7 @@ class Queues(NamedTuple):
     queue_key: Floats
     queue_hop: Int32s
     resource_left: Ints  # ticks of remaining load of each resource
-    #: Ticks before which the first hop in the queue of slot e cannot start: the release of its link and
-    #: resources, as far as sends are known. 0 if the first hop is new.
+    #: Earliest start of the first hop in slot e's queue, by holds of its link and resources; 0 if it is new.
     not_before: Ints
     #: Port of each slot: slots of one port hold the same resource from the start of each send.
     port_of: Ints

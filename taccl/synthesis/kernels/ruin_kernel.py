@@ -8,8 +8,8 @@ from taccl.synthesis.kernels.timing_kernel import charge, first_from, rebook, un
 
 # Index names below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
-#: Limits of the moves: a number below `_ANY` is drawn, and the first move with a higher limit is made. So of
-#: 8 ruins, 3 remove sends on a critical chain, 3 sends adjacent in time on a resource of it, and 2 any sends.
+#: Limits of the moves: a number below `_ANY` is drawn, and the first move with a higher limit is made.
+#: In 8 ruins, 3 remove sends on a critical chain, 3 remove neighbours in time on its resource, 2 any sends.
 _ON_CHAIN, _ADJACENT, _ANY = 3, 6, 8
 
 

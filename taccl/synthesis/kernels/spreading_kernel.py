@@ -98,8 +98,7 @@ def spread_chunks(
                     continue
                 begin = fabric.into[d + 1]
                 while begin > fabric.into[d]:
-                    # Take the links into d class by class, slow ones first: resources shared with fast links
-                    # are better used for chunks that only slow links can bring.
+                    # Slow links into d go first, as only they can bring some chunks over shared resources.
                     end = begin
                     k = fabric.speed[end - 1] if tiered else 0
                     while begin > fabric.into[d] and (not tiered or fabric.speed[begin - 1] == k):

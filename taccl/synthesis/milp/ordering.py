@@ -95,8 +95,8 @@ def _remaining(quotient: Quotient) -> list[int]:
     return [heights[m] for m in range(len(quotient.hops))]
 
 
-#: {rule: function (quotient, hop, remaining, longest) -> priority of the hop}. `remaining`: ticks of the
-#: longest path from the start of the hop. `longest`: maximum of this over all hops.
+#: {rule: function (quotient, hop, remaining, longest) -> priority of the hop}.
+#: `remaining`: ticks of the longest path from the hop's start. `longest`: maximum of this over all hops.
 RULES: dict[str, Callable[[Quotient, Hop, int, int], float]] = {
     "longest-path-first": lambda quotient, hop, remaining, longest: remaining,
     # Own chunks of the sender come before relayed ones; each kind is ordered by remaining path.

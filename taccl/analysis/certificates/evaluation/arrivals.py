@@ -20,8 +20,8 @@ from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages, passages_of
 from taccl.schedule.combine import reduce_phase
 
-#: `_MOST_STARTS`: max starting ranks for which shortest paths between ranks also limit the numbers of
-#: arrivals. `_MOST_NODES`: max nodes for which shortest paths between nodes do, if more ranks start.
+#: `_MOST_STARTS`: max starting ranks for which shortest paths between ranks also limit numbers of arrivals.
+#: `_MOST_NODES`: max nodes for which shortest paths between nodes limit these numbers, if more ranks start.
 _MOST_STARTS, _MOST_NODES = 256, 256
 #: [(since, more), ...]: from tick `since` on, `more` additional senders may hold data.
 Steps = Sequence[tuple[int, int]]

@@ -310,8 +310,7 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
             ends = [last[r] for r in facts.topology.links[e].dsts if r in last]
             for r, (alpha, beta, receives) in facts.holds[e].items() if begins and ends else ():
                 if beta or alpha:
-                    # Ticks of the send outside its hold. A larger send has no fewer, since the beta of a link
-                    # is at least that of its holds.
+                    # Ticks of a send outside its hold; no fewer for a larger one, as link beta >= hold beta.
                     rest = facts.alpha[e] - alpha + units * (facts.beta[e] - beta)
                     begin = min(begins) + (rest if receives else 0)
                     end = min(ends) + (0 if receives else rest)

@@ -382,8 +382,8 @@ def sends_of(senders: list[Sender], received: Iterable[int]) -> Iterator[int]:
 
 #: Number of ticks, whole or fractional.
 Time = int | Fraction
-#: Number of (contribution or byte, rank) pairs that sends can serve by a given time, as a list of terms
-#: (gain, functions of time). The number is the sum over terms of the gain times the least function value.
+#: Max (contribution or byte, rank) pairs that sends can serve by a time: terms (gain, functions of time).
+#: The number is the sum over terms of the gain times the least function value.
 Served = list[tuple[int, tuple[Callable[[Time], Time], ...]]]
 
 

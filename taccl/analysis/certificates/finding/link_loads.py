@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 _SCALE, _SPARE = 10**7, 1000
 #: Largest cost of a send, as in the check.
 _MOST_COST = 10
-#: `_ROUNDS`: max number of linear programs. `_BLOCKS`: number of intervals of the grid by which violated rows
-#: are grouped; one of each group is added. `_ENOUGH`: relative violation at which no more rows are added.
+#: `_ROUNDS`: max number of linear programs.
+#: `_BLOCKS`: number of intervals of the grid by which violated rows are grouped; a row of each is added.
+#: `_ENOUGH`: relative violation at which no more rows are added.
 _ROUNDS, _BLOCKS, _ENOUGH = 60, 24, 2e-3
 #: Smallest violation of a row.
 _LEAST = 1e-6

@@ -227,8 +227,7 @@ class NeededSends:
             int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest)
             for e, alpha, beta in zip(links, alphas, betas, strict=True)
         ]
-        # If some links hold the resource for the sender and others for the receiver, holds may follow one
-        # another without a gap, so count no idle time.
+        # Holds for senders and holds for receivers may follow one another without a gap: count no idle time.
         return Lane(min(alphas), min(betas), min(idle) if len({*sides}) == 1 else min(0, *idle))
 
     @cached_property
@@ -338,9 +337,8 @@ class NeededSends:
             crossing = self._crossing(over, every, border, units) if wanted else None
             if crossing is None:
                 continue
-            # Only one send is certain, as other sends, or the same one, may serve the other targets. The
-            # certain send serves the farthest target. It carries the farthest contribution of a sum, or
-            # starts from the nearest copy.
+            # Only one send is certain, as other sends, or the same one, may serve the other targets.
+            # It serves the farthest target, with a sum's farthest contribution or from the nearest copy.
             reached = crossing.to_border[sorted(some)]
             tail = int(crossing.from_border[sorted(wanted)].max())
             onward = self.onward(every, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
