@@ -27,12 +27,11 @@ _DENSE_SHARE, _MOST_DENSE = 0.01, 512
 #: Length added to each arc, as SciPy drops arcs of length 0.
 #: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.
 _STEP = 2.0**-20
-#: Limits of algorithms in rounds, which replace SciPy on small graphs (up to about 0.1 s). A round of
-#: Bellman-Ford relaxes each arc once for each start; one of the search for components relaxes it once.
+#: Limits of algorithms in rounds, which replace SciPy on small graphs (up to about 0.1 s).
+#: A round of Bellman-Ford relaxes each arc once per start; one of the search for components relaxes it once.
 #: `_MOST_IN_ROUNDS`: max product of the numbers of starts and arcs; above it, SciPy is used at once.
 #: `_FEW_ROUNDS`: number of rounds that are run in any case before SciPy is used.
-#: `_ROUNDS_WORK`: further rounds are run until this number of relaxations is reached; the second number
-#: applies until SciPy is loaded.
+#: `_ROUNDS_WORK`: max relaxations in further rounds; the second number applies until SciPy is loaded.
 _MOST_IN_ROUNDS, _FEW_ROUNDS, _ROUNDS_WORK = 4_000_000, 6, (400_000, 5_000_000)
 #: Max arcs, summed over all maximum flows to compute, for which SciPy is not loaded (up to about 0.1 s).
 _MOST_FLOW_ARCS = 4_000

@@ -42,9 +42,9 @@ _LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
 )
-#: Line of text that a logger of containers, a log service, a notebook or a tool of remote commands stores as
-#: a string in JSON or YAML. `_AROUND_LINES`: line around a list of such lines; one with ``=`` is TOML.
-#: Several strings in one line are a row of a table whose cells are in quotes, unless braces are around them.
+#: Line that a logger, log service, notebook or remote-command tool stores as a string in JSON or YAML.
+#: `_AROUND_LINES`: line around a list of such stored lines; one with ``=`` is TOML.
+#: Several strings in one line are a row of a table with quoted cells, unless braces are around them.
 _STRING = r"\"(?:[^\"\\\n]|\\.)*+\""
 _LOGGED_LINE = re.compile(
     rf"[^\S\n]*(?:-[^\S\n]+)?(?:(?P<alone>{_STRING})|"

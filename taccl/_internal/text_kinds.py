@@ -19,9 +19,8 @@ _COMMA_ROW, _OTHER_ROW = (
     rf" {{0,20}}{_NUMBER}{after} {{0,20}}(?=[{mark}]|$)"
     for mark, after in ((",", _UNIT), (r";\t", r"(?:,\d+)?"))
 )
-#: Header of a table of times.
-#: The word that ends in `bw` begins at a boundary, or after the first `_` that follows the size: one place
-#: for each word, so that the search takes linear time.
+#: Header of a table of times. A search takes linear time, as the `bw` word begins at one place only.
+#: This place is a boundary, or is after the first `_` that follows the size.
 _TIMES_HEAD = (
     r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)(\b|_)"
     r"(.*(\b|_)(time|latency)|([^\W_]*_|.*\b)\w*bw)(\b|_)"

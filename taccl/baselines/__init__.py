@@ -63,9 +63,8 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     return found
 
 
-#: `_CUT_ANYWAY`: max transfers of a schedule that may be tried in finer chunks (about 0.2 s) even if their
-#: estimated finish (`soonest_cut_us`) is later than the best finish.
-#: `_CUT_TIMES`: max ratio of the estimate to the best finish. In 461 cases the finish was 0.35 of it or more.
+#: `_CUT_ANYWAY`: max transfers (0.2 s) for finer chunks even if `soonest_cut_us` is past the best finish.
+#: `_CUT_TIMES`: max ratio of this estimate to the best finish; 461 cases finished at 0.35 of it or more.
 _CUT_ANYWAY, _CUT_TIMES = 2_000, 3.0
 
 

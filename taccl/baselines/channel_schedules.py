@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 
 
 #: Rings are assumed to wait for one another within two limits (our choices):
-#: `_LOOSE`: the ratio of a ring's mean hop time to the busy time of a step's busiest resource
-#: (`Lanes.tightness`) is between this number and its inverse.
-#: `_STRETCHED`: the ratio of a step's time to that busy time (`Lanes.stretch`) exceeds this number.
+#: `_LOOSE`: max ratio, either way, of rings' mean hop time to a step's busiest resource (`Lanes.tightness`).
+#: `_STRETCHED`: min ratio of a step's time to its busiest resource (`Lanes.stretch`).
 _LOOSE, _STRETCHED = 0.5, 1.02
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
@@ -56,8 +55,7 @@ _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
 #: `_MOST_REPLAYED`: max messages to simulate (about 0.15 s), except for a schedule whose plan is poor.
-#: `_FEWEST_PIECES`, `_FEWEST_STEPS`: min pieces or steps of rings to simulate, even if they have more than
-#: `_MOST_REPLAYED` messages.
+#: `_FEWEST_PIECES`, `_FEWEST_STEPS`: min pieces or steps of rings to simulate, despite `_MOST_REPLAYED`.
 _MOST_REPLAYED, _FEWEST_PIECES, _FEWEST_STEPS = 20_000, 2, 4
 
 

@@ -38,8 +38,8 @@ PAYS = 0.997
 #: `_MOST_PARTS`: max number of parts of a mixed plan.
 #: `_EQUAL_PARTS`: numbers of equal parts into which the search cuts the chunks of a plan at its start.
 _MOST_PARTS, _EQUAL_PARTS = 20, (1, 2, 4, 8)
-#: Successive runs of simulated annealing, as (number of moves, temperature at the start as a share of the
-#: estimated finish). The first run is short, in case time is short; all runs need 1 to 3 s of CPU.
+#: Runs of simulated annealing: (number of moves, initial temperature as a share of the estimated finish).
+#: The first run is short, in case time is short; all runs need 1 to 3 s of CPU.
 #: `_RUNS`: the first run starts from the mix of equal parts; a later run starts from the best mix so far.
 #: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
 _RUNS = (10_000, 0.02), (50_000, 0.02), (150_000, 0.02), (200_000, 0.01), (200_000, 0.005)

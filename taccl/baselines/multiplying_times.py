@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-#: `_NEAR`: max ratio of a plan's time to that of the fastest plan, in the first round of estimates. Every
-#: further round multiplies the limit by this ratio again.
+#: `_NEAR`: max ratio of a plan's time to the fastest plan's in the first round of estimates.
+#: Every further round of estimates multiplies the limit by this ratio again.
 #: `_MOST_ROUNDS`: max number of further rounds; after these, all remaining plans are estimated.
 _NEAR, _MOST_ROUNDS = 1.25, 6
 #: Ratio by which a lower bound must exceed a limit to end an estimate, as sums of times are rounded.

@@ -99,9 +99,8 @@ class Form(NamedTuple):
                 busy = pace.held * max(
                     hop.turn * num_pieces + len(hop.going(num_pieces, parity)) for hop in step
                 )
-                # In an alltoall, a step waits for all pieces of the step before. Otherwise it may start
-                # earlier. But a step with half of the pieces sends them twice as fast as they arrive, so it
-                # starts late enough for its last piece.
+                # In an alltoall, a step waits for all pieces of the last step. Otherwise it may start sooner.
+                # A step with half of the pieces sends them faster than they arrive, so it waits for the last.
                 late, last = num_pieces * self.exchange, place + 1 == len(steps)
                 if not last and not self.exchange and steps[place + 1][0].half >= 0:
                     final = steps[place + 1][0].going(num_pieces, parity)[-1]

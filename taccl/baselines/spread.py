@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(97, 100)
-#: Finer chunks are kept in exchanges of partial sums of whole chunks (`or_whole_sums`) if they finish within
-#: this share of the time of coarser ones. A small gain suffices, as the number of parts is chosen such that
-#: all ports carry equally many.
+#: Max ratio of finishes at which exchanges of whole chunks' partial sums (`or_whole_sums`) keep finer chunks.
+#: A small gain suffices, as the number of parts lets all ports carry equally many.
 _PAYS_EVENLY = Fraction(999, 1000)
 #: Max chunks times ranks for which exchanges of unscattered partial sums are tried (some 500,000 transfers).
 _MOST_OF_WHOLE_SUMS = 80_000

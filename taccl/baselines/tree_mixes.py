@@ -53,17 +53,17 @@ _PAYS = 0.998
 #: `_GROWTH`: relative change from one number of steps to the next to try; the change is at least 1.
 #: `_LIKELY`: factor of the estimated number of steps, fitted to meshes of 16 and 64 ranks.
 _GROWTH, _LIKELY = 1 / 8, 0.6
-#: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones, then
-#: `_DRIFTING` while links drift apart. Up to `_FEW_SENDS` (shares times steps times ranks, about 0.2 s),
-#: several numbers of steps get long searches.
+#: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones.
+#: `_DRIFTING`: number of last sweeps, in which links drift apart.
+#: `_FEW_SENDS`: max shares * steps * ranks (about 0.2 s) to give several numbers of steps long searches.
 _BRIEF, _LONG, _DRIFTING, _FEW_SENDS = 6, 24, 24, 200_000
-#: Sharpness of the smooth maximum over links in the first sweep, in the last one of `_BRIEF`, and in the last
-#: one of `_LONG`; times the mean time of a link's data in a step, it is a number.
-#: `_DRIFT_SHARPNESS`: the same in the first and the last sweep in which links drift apart.
+#: Sharpness of the smooth maximum over links in the first sweep, and in the last of `_BRIEF` and of `_LONG`.
+#: Its unit is 1 over the mean time of a link's data in a step.
+#: `_DRIFT_SHARPNESS`: sharpness in the first and the last sweep in which links drift apart.
 _SHARPNESS, _DRIFT_SHARPNESS = (8.0, 60.0, 240.0), (3.0, 30.0)
-#: A link that both adds and copies in a step sends twice in it. The first sweeps ignore this, up to the share
-#: `_FREE`. Later sweeps count a latency more. Some long searches also close links then, for the sends that
-#: take less time if these take less than `_CLASHES` latencies.
+#: A link that both adds and copies in a step sends twice in it, which costs a latency more.
+#: `_FREE`: share of the sweeps, the first ones, that ignore this.
+#: `_CLASHES`: some long searches close links to adds or copies that take less than this many latencies.
 _FREE, _CLASHES = 0.4, 0.5
 #: Links drift apart from the best number of steps, and from a share of it whose steps are divided:
 #: (share of the number, number of parts).

@@ -33,8 +33,8 @@ _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: `_BOUND_S`: expected CPU seconds for the fixed part of a bound under one protocol.
 #: `_BOUND_S_PER_LINK`: expected CPU seconds per link of a bound.
 #: `_ESTIMATE_S`: expected CPU seconds for the fixed part of an estimate under one protocol.
-#: `_ESTIMATE_S_PER_LINK`, `_ESTIMATE_S_PER_ARRIVAL`: expected CPU seconds of an estimate per link, and per
-#: arrival of a chunk; half of it is the topology under the protocol.
+#: `_ESTIMATE_S_PER_LINK`, `_ESTIMATE_S_PER_ARRIVAL`: CPU seconds of an estimate per link and per arrival.
+#: Half of an estimate's time is for the topology under the protocol.
 #: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
 _BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
 _ESTIMATE_S, _ESTIMATE_S_PER_LINK, _ESTIMATE_S_PER_ARRIVAL = 0.005, 7e-6, 1e-6

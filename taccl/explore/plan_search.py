@@ -38,8 +38,7 @@ _PROGRAMS_SHARE = 0.6
 #: `_LARGE_SHARE`: max share of the remaining time that one schedule may need to be lowered and written.
 #: `_FEWEST_PROGRAMS`: min programs to lower before ranges are compared; none if there is time for fewer.
 _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 5e-4, 0.5, 2
-#: `_TIMING_S`: CPU seconds per send to verify a schedule (3e-6) and to time it at the sizes of its range
-#: (2.5e-6 for each).
+#: `_TIMING_S`: CPU seconds per send to verify a schedule (3e-6), and to time it at each size (2.5e-6).
 #: `_QUICK_S`: max CPU seconds of a baseline that is built for several sizes even if time is up.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program and the times of its range.
 #: `_BRIEF_S`: seconds that are allowed for the first program in any case.

@@ -28,8 +28,7 @@ _UNKNOWN = (
     (re.compile(r"\bGraphics Device\b|\bAMD Radeon Graphics\b"), UNNAMED),
 )  # fmt: skip
 #: `_ON_PCIE`: pattern in names of PCIe boards, which have no NVSwitch.
-#: `_OF_NO_MODEL`: pattern in names of GPUs without an NVSwitch, which no machine model has: boards joined in
-#: pairs by NVLink bridges (NVL), and partitions of a GPU (MIG).
+#: `_OF_NO_MODEL`: pattern in names of GPUs that no machine model has: NVLink pairs (NVL), parts (MIG).
 _ON_PCIE = re.compile(r"\bPCIe?\b", re.IGNORECASE)
 _OF_NO_MODEL = re.compile(r"\b(NVL|MIG)\b", re.IGNORECASE)
 

@@ -36,8 +36,8 @@ class PairRates(NamedTuple):
 
 
 #: {GPU generation: rates of pairs}; the empty name stands for all others (our choice).
-#: On 8 A100, one pair reaches 195 GB/s, with 13.9 over each of 8 channels, and all pairs reach 255 (alltoall
-#: of microsoft/superbenchmark, tests/data): more than the 240 of NCCL's table, as their NVLinks have 300.
+#: On 8 A100, one pair reaches 195 GB/s, with 13.9 over each of 8 channels, and all pairs reach 255.
+#: Source: alltoall of microsoft/superbenchmark (tests/data). NCCL's table has 240, an A100's links have 300.
 #: On 8 H100, 4 and 8 channels have 20 GB/s each (sendrecv on ten nodes of xxrjun/nccl-tests-cluster).
 PAIR_RATES = {
     "": PairRates(0.87, 0.93, 13.9), "Ampere": PairRates(0.81, 1.06, 13.9),

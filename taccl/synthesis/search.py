@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 #: Minimum seconds without progress before improvement may end.
 _LEAST_IDLE_S = 1.0
-#: A step is recorded as a stage if at least this much of its time is in no other stage: `_NOTABLE_S` seconds,
-#: and the share `_NOTABLE_SHARE` of the time since the search began.
+#: A step is recorded as a stage if its time that is in no other stage reaches both limits.
+#: `_NOTABLE_S`: seconds. `_NOTABLE_SHARE`: share of the time since the search began.
 _NOTABLE_S, _NOTABLE_SHARE = 0.03, 0.01
 #: Seconds past the deadline of a search after which a solver that has not ended is killed.
 _SOLVER_LATE_S = 0.75

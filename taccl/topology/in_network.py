@@ -78,10 +78,10 @@ class InNetwork:
 
 #: SwitchML: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021.
 #: The slots are from this paper; packets of 32 or 256 numbers and a round trip of 10 us are our choice.
-#: NVLink SHARP: efficiency that NCCL 2.30 assumes for NVLS (0.85 on Hopper, 0.74 on Blackwell), times
-#: (channels - 1) / channels: 5 / 6 on Hopper, 7 / 8 on Blackwell.
-#: InfiniBand SHARP: R. Graham et al., "Scalable hierarchical aggregation and reduction protocol (SHARP)
-#: streaming-aggregation hardware design and evaluation", ISC 2020: about 95 % of the network's bandwidth.
+#: NVLink SHARP: NVLS efficiency in NCCL 2.30 (0.85 on Hopper, 0.74 on Blackwell) * (channels - 1) / channels.
+#: The factor (channels - 1) / channels is 5 / 6 on Hopper and 7 / 8 on Blackwell.
+#: InfiniBand SHARP: about 95 % of the network's bandwidth.
+#: Source: R. Graham et al., "Scalable hierarchical aggregation and reduction protocol (SHARP) ...", ISC 2020.
 PROFILES: Mapping[str, InNetwork] = {
     "switchml-10g": InNetwork(128, 128, "int32", 10),
     "switchml-100g": InNetwork(512, 1024, "int32", 10),

@@ -322,9 +322,9 @@ MODELS: dict[str, Model] = {
         (50, f"{_AMD} Pollara 400, one for each GPU"),
         ("MI350X",),
         network="pollara",
-        # RCCL's kernels are assumed to be slower by the ratio of the engine clocks in the data sheets, 2200
-        # and 2400 MHz. AMD's published allreduce of 8 GiB (361 GB/s) tests the rate. `launch_each_us` is that
-        # of MI300X, the slower one of the known hosts (our choice).
+        # RCCL's kernels are assumed slower by the ratio of data-sheet engine clocks, 2200 and 2400 MHz.
+        # AMD's published allreduce of 8 GiB (361 GB/s) tests the rate.
+        # `launch_each_us` is that of MI300X, the slower one of the known hosts (our choice).
         rccl=RcclFit(
             "gfx950",
             "7",

@@ -58,8 +58,7 @@ class Network(NamedTuple):
 
 _OFI = "aws-ofi-nccl, src/platform-aws.cpp, states 75 us"
 _OFI_2 = "aws-ofi-nccl, src/platform-aws.cpp, states 35 us"
-#: `NCCL_NVLS_CHUNKSIZE` of aws-ofi-nccl, and of Google's environment for gIB (docs.cloud.google.com, guides
-#: for Ray on A4 and A3 Ultra).
+#: `NCCL_NVLS_CHUNKSIZE` of aws-ofi-nccl, and of Google's gIB (docs.cloud.google.com, Ray on A4 and A3 Ultra).
 _NVLS_CHUNK = 512 << 10
 NETWORKS = {
     each.name: each

@@ -212,8 +212,8 @@ def add_aggregation(
             held_us, _ = builder.links[link].held_us(builder.alpha_meaning, cost.overhead_us)
             for src in srcs:
                 builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=port_beta)
-            # If the switch's pool of packet slots, or another resource on the path, is slower than the port,
-            # data arrives with gaps. The port is still counted as busy in one block, at the send's start.
+            # If the pool of packet slots, or another resource of the path, is slower, data arrives with gaps.
+            # The port is still counted as busy in one block, at the send's start.
             side: Side = "receive" if beta == port_beta else "send"
             for dst in dsts:
                 builder.add_hold(link, port_in[dst], alpha_us=held_us, beta_us_per_mb=port_beta, side=side)

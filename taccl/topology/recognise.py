@@ -239,16 +239,14 @@ _MOST_LEVELS = 3
 #: Constants of the permutation test for clusters.
 #: `_BY_CHANCE`: significance level.
 #: `_DEALS`: number of permutations for few hosts.
-#: `_MANY`: min number of hosts for fewer permutations: as many as the significance level requires, or
-#: `_FEWEST_DEALS` if the clusters are clear.
-#: `_CLEARLY`: clusters are clear if the test statistic (see `_are_by_chance`) of the measured distances
-#: exceeds its largest value in permutations by more than this multiple of the range of its values there.
+#: `_MANY`: min number of hosts for fewer permutations, as many as the significance level requires.
+#: `_FEWEST_DEALS`: number of permutations after which a test of many hosts ends if the clusters are clear.
+#: `_CLEARLY`: clear clusters' test statistic exceeds the permutations' max by this multiple of their range.
 #: Clusters are clear by chance in less than 1 of 1,000 tests.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
 _FEWEST_DEALS, _CLEARLY = 3, 20.0
 #: `_FEW`: min number of hosts for a permutation test.
-#: `_NOISES`: with fewer hosts, the ratio of distances (outside a cluster to inside) must exceed 1 by this
-#: multiple of the asymmetry of the distances.
+#: `_NOISES`: with fewer hosts, distances outside / inside a cluster must exceed 1 by this many asymmetries.
 _FEW, _NOISES = 8, 2.0
 
 

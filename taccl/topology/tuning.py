@@ -14,15 +14,14 @@ SOURCE = "NCCL 2.30, tuning tables"
 LAUNCH_US = 1.8
 #: Launch time in us on Volta, and its origin.
 VOLTA_LAUNCH_US, VOLTA_LAUNCH_SOURCE = 3.8, "NVIDIA, Getting Started with CUDA Graphs, 2019"
-#: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere, without
-#: its channels. Source: ``src/group.cc``, ``doLaunches``; time: microsoft/superbenchmark (tests/data).
-#: In superbenchmark, allreduce and broadcast up to 8 KB both take 34.4 us on 8 A100 of one process.
+#: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere.
+#: It excludes channels. Source: ``doLaunches`` of ``src/group.cc``; time: microsoft/superbenchmark.
+#: In superbenchmark's tests/data, allreduce and broadcast up to 8 KB take 34.4 us on 8 A100 of one process.
 #: `VOLTA_LAUNCH_EACH_US`: host time on Volta. On 12 V100, three collectives take 57 to 61 us.
 LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.1, 4.9
 #: Host time in us that each channel adds on each GPU of a process, on Volta and since Ampere.
-#: In superbenchmark, five collectives on 8 A100 take 40, 47, 59 and 72 to 76 us at 128 KiB to 1 MiB, where
-#: they use 4, 8, 16 and 24 channels; an alltoall with 32 takes 87 us. A broadcast on 12 V100 takes 15 us more
-#: with 12 channels (published log).
+#: On 8 A100, 128 KiB to 1 MiB on 4, 8, 16 and 24 channels take 40, 47, 59 and 72 to 76 us (superbenchmark).
+#: An alltoall on 32 channels takes 87 us; a broadcast on 12 V100 takes 15 us more on 12 (published log).
 VOLTA_LAUNCH_CHANNEL_US, LAUNCH_CHANNEL_US = 0.1, 0.2
 #: `KERNEL_LAUNCH_US`: launch time in us of a kernel that runs a whole collective, without base latency.
 #: `KERNEL_LAUNCH`: source of `KERNEL_LAUNCH_US`.
@@ -93,8 +92,8 @@ TREE_SHARE, NVLS_US = 0.92, 25
 #: {GPU generation: latency in us of a round of NVLS chunks}, where it differs from a ring's hop under Simple.
 NVLS_HOP_US = {"Blackwell": 5.0}
 #: {GPU generation: (least time of a round in us, GB/s of each thread block in it)}: a round takes no less.
-#: On 8 B200 (published log), rounds of 16, 32, 64 and 128 KiB per chunk take 16, 20 to 23, 29 and 52 us, the
-#: last at the switch's rate. A log of another cluster confirms these times.
+#: On 8 B200 (published log), rounds of 16, 32, 64 and 128 KiB per chunk take 16, 20 to 23, 29 and 52 us.
+#: The last round runs at the switch's rate. A log of another cluster confirms these times.
 NVLS_ROUND = {"Blackwell": (11.0, 28.5)}
 #: Time in us of a hop between nodes for NVLS reductions joined by trees.
 NVLS_NETWORK_US = 20.9
@@ -103,8 +102,8 @@ NVLS_RANKS = 32
 #: Time in us of a hop between nodes for NVLS reductions joined by network switches (SHARP).
 NVLS_SHARP_US = 18.0
 #: Part of the NICs' line rate that SHARP sums, for reductions by NVLS and SHARP.
-#: Published: 533 to 548 GB/s of busbw on 2 to 32 nodes of B200, each with NICs of 400 GB/s in total
-#: (cluster MD1 of togethercomputer/together-nccl-tests).
+#: Published: busbw of 533 to 548 GB/s on 2 to 32 nodes of B200, each with NICs of 400 GB/s in total.
+#: Source: cluster MD1 of togethercomputer/together-nccl-tests.
 SHARP_SHARE = 0.7
 #: Constants of CollNet, whose reductions are made in network switches.
 #: `COLLNET_DIRECT_US`: (time inside a node, time between nodes) in us, for direct sends in nodes.
@@ -139,10 +138,9 @@ RING_LL128_CHANNEL = {"Volta": 20.0, "Ampere": 20.0, "Hopper": 36.7, "Blackwell"
 #: Published allgathers: 42 on 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
 RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
 #: (GPU generation, class of networks) pairs to which the limit `RING_CHANNEL` does not apply.
-#: Rings over NICs of 400 Gb/s, a channel each, reach 46 to 48 GB/s per NIC over InfiniBand: on Hopper
-#: (NVIDIA/nccl-tests, issue 290) and on 2 to 64 nodes of B200 (two clusters of
-#: togethercomputer/together-nccl-tests; another one reaches 38.5). On Hopper they reach 41 over RoCE
-#: (NVIDIA/nccl, issue 1221).
+#: Rings with one channel per 400 Gb/s NIC reach 46 to 48 GB/s over InfiniBand, and 41 over RoCE on Hopper.
+#: Sources for Hopper: NVIDIA/nccl-tests, issue 290 (InfiniBand); NVIDIA/nccl, issue 1221 (RoCE).
+#: Source for 2 to 64 nodes of B200: two clusters of togethercomputer/together-nccl-tests (another has 38.5).
 RING_CHANNEL_FREE = (("Hopper", "infiniband"), ("Blackwell", "infiniband"))
 #: Maximum GB/s per channel on one node, two nodes and more, for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
@@ -187,11 +185,11 @@ PAIR_SIZES = {
     "node": PairSizes(512 << 10, 64 << 10, 16 << 20),
     "network": PairSizes(128 << 10, 64 << 10, 128 << 10, ((1 << 20, 2), (128 << 10, 4))),
 }
-#: `PAIR_CHANNEL_NETWORK_GB_PER_S`: GB/s of a channel of a message between nodes, by which NCCL chooses their
-#: number (``src/graph/paths.cc``, since 2.29). Published: 14.5 to 15.2 with one channel on 16 to 64 nodes of
-#: B200 and 10 of H100, 26 with two.
+#: `PAIR_CHANNEL_NETWORK_GB_PER_S`: GB/s of a channel between nodes, by which NCCL chooses their number.
+#: Source: ``src/graph/paths.cc``, since NCCL 2.29.
+#: Published: 14.5 to 15.2 with one channel on 16 to 64 nodes of B200 and 10 of H100, 26 with two.
 #: `PAIR_PEERS`: peers of a rank to which a channel sends concurrently (``src/include/device.h``).
-#: `NETWORK_PAIR_VERSION`: first version of NCCL that does so. Older ones have two channels, or a NIC each.
+#: `NETWORK_PAIR_VERSION`: first version of NCCL with this rule. Older ones have two channels, or a NIC each.
 PAIR_CHANNEL_NETWORK_GB_PER_S, PAIR_PEERS, NETWORK_PAIR_VERSION = 14.0, 8, (2, 29)
 
 
@@ -223,8 +221,8 @@ RCCL_RANGES = {
 }  # fmt: skip
 #: Channels of each of RCCL's two trees: half of 64 rings (``connectTrees`` in ``src/graph/connect.cc``).
 RCCL_TREE_CHANNELS = 32
-#: (min bytes of a chunk, n): a tree's chunks under simple are halved down to this while a channel has fewer
-#: than n for each hop from a leaf to the root (``src/enqueue.cc``).
+#: (min bytes of a chunk, n) for trees under simple (``src/enqueue.cc``).
+#: Chunks are halved, down to the min, while a channel has fewer than n per hop from a leaf to the root.
 TREE_CHUNKS = ((128 << 10, 8), (64 << 10, 4), (32 << 10, 1))
 #: Part of the bandwidth that NVLS reaches, by GPU generation.
 NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}

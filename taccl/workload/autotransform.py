@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 _Choice = TypeVar("_Choice")
 
-#: Max number of allreduces for which the search tries to split every subset. With more allreduces, it tries
-#: to split all of them or none.
+#: Max allreduces for which the search tries to split every subset; with more, it splits all of them or none.
 _MOST_SUBSETS = 3
 
 

@@ -162,8 +162,8 @@ class _Trace:
         group = self._group(node)
         over = self.mesh.dims_of(group, where=f"groups: {group}")
         ranks = self.mesh.size(over)
-        # Each rank's part must be a whole number of elements. The trace does not state the element type, so
-        # take the largest type that divides the part; bool has one byte.
+        # Each rank's part must be a whole number of elements, whose type the trace does not state.
+        # So take the largest type that divides the part; bool has one byte.
         whole = ranks if kind in ("reduce_scatter", "alltoall") else 1
         moves = kind in ("allgather", "alltoall")
         types = ("float32", "float16", "bool") if moves else ("float32", "float16")

@@ -38,8 +38,8 @@ _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 #: Max chunks of a step with several pieces per tile; our choice, as a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192
 #: `_SEARCH_S`: time limit in s to synthesize one collective of a step.
-#: `_PARAMETERS`: search parameters that exclude schedules balanced over dimensions, which take long to build,
-#: and schedules that keep contributions unreduced, as these cannot be added tile by tile.
+#: `_PARAMETERS`: search parameters that exclude schedules balanced over dimensions, which are slow to build.
+#: They also exclude unreduced contributions, which cannot be added tile by tile.
 _SEARCH_S = 20.0
 _PARAMETERS = replace(DEFAULTS, portfolio=replace(DEFAULTS.portfolio, balanced_transfers=0, apart_hops=0))
 

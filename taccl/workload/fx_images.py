@@ -177,8 +177,8 @@ def _convolution(graph: Graph, given: Arguments) -> Any:
     fits = fits and given["groups"] == 1 and not given.get("transposed") and not any(given["padding"])
     if not fits or any(step != 1 for step in given["dilation"]) or len(shape) != len(kernel) + 2:
         local, _ = graph.stated()
-        # Each output element sums a product per element of its filter. In a transposed convolution, each
-        # input element is multiplied by all elements of its filter. The weight's first axis counts filters.
+        # Each output element sums a product per element of its filter; the weight's axis 0 counts filters.
+        # In a transposed convolution, each input element is multiplied by all elements of its filter.
         elements = graph.local_shape(x) if given.get("transposed") else local or ()
         flops = 2.0 * math.prod(elements) * (math.prod(graph.local_shape(weight)) // out)
         made = called(graph, given | {"bias": None}, flops=flops)

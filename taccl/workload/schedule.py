@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
 
-#: Maximum gap (finish / lower bound - 1) at which a step cut by `in_balanced_pieces` is accepted at once. If
-#: its gap is larger, the step with its original pieces is scheduled, too, and the faster one is returned.
+#: Max gap (finish / lower bound - 1) at which a step cut by `in_balanced_pieces` is accepted at once.
+#: Above it, the step in its original pieces is scheduled as well, and the faster one is returned.
 _SETTLED = 0.02
 
 

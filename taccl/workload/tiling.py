@@ -158,8 +158,8 @@ class GrowingOverlap:
         heads = {workload.operation[name].fused or name for name in names}
         new = {name for head in heads for name in workload.kernels[head]} - self._axes.keys()
         axes, dims = dict(self._axes), set(self._dims)
-        # New operations can be appended if none precedes the overlap's first operation, and no operation of
-        # the overlap reads a new one. Otherwise all operations are joined again, in program order.
+        # Append new operations if none precedes the overlap's first one, and none of the overlap reads them.
+        # Otherwise join all operations again, in program order.
         is_first = any(place[name] < self._first for name in new)
         if is_first or any(not axes.keys().isdisjoint(workload.readers[name]) for name in new):
             new, axes, dims = new | axes.keys(), {}, set[str]()

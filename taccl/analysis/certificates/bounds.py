@@ -74,8 +74,7 @@ _FIRST_S, _SMALL_S = 1.0, 1.5
 _LEVELS_SHARE, _LEVELS_S = 0.1, 0.2
 #: Max links per rank of a network that is likely to have a narrow cut through its middle, such as a mesh.
 _SPARSE_LINKS = 16
-#: Min seconds for the last linear programs, if the time limit permits. The bound of a single release date
-#: also gets at least this time.
+#: Min seconds for the last linear programs, if the time limit permits, and for the bound of one release date.
 _LEAST_S = 1.0
 
 Finder = Callable[[], Iterable[Claim]]

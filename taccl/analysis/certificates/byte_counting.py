@@ -301,9 +301,9 @@ class _CheckedPort:
                 continue
             unit = min(self.most, n * each)
             if self.beta:
-                # If x sends start once senders hold data of n ranks, the number of units has two limits:
-                # ``brought + x * unit`` by the content of sends (`brought` by later sends), and
-                # ``(start - (x - 1) * alpha) / beta`` by the time. Both are equal for ``x = level``.
+                # If x sends start once senders hold data of n ranks, the number of units has two limits.
+                # Limit by content: ``brought + x * unit``, where later sends bring `brought`.
+                # Limit by time: ``(start - (x - 1) * alpha) / beta``. Both are equal for ``x = level``.
                 level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
                 few = min(number, max(0, math.floor(level)))
                 if few < number:

@@ -26,9 +26,9 @@ from taccl.problem.problem import Problem
 _MOST_SHOWN = 12
 #: ((ticks, most), ...), both ascending: at most `most` of the counted events can happen before `ticks`.
 Labels = tuple[tuple[int, int], ...]
-#: Assumption about switches under which a bound holds. False: only switches that the topology declares can
-#: reduce. True: all switches can reduce. ``"only"``: declared switches make all sums; ranks add switch output
-#: to their own data, and nothing else.
+#: Assumption about switches under which a bound holds.
+#: False: only switches that the topology declares can reduce. True: all switches can reduce.
+#: ``"only"``: declared switches make all sums; ranks only add switch output to their own data.
 InNetworkGrant = bool | Literal["only"]
 
 

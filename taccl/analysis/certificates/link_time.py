@@ -26,8 +26,8 @@ from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 from taccl.topology.recognise import grid_of
 
-#: Grids of the search, (max number of steps, max number of prices of the linear program): a rough grid for
-#: the approximate horizon, then a fine grid.
+#: Grids of the search: (max number of steps, max number of prices of the linear program).
+#: The search uses a rough grid for the approximate horizon, then a fine grid.
 #: `_PER_LATENCY`: possible numbers of steps per latency; the search uses the largest within the grid's max.
 #: Just above whole numbers, rounding to steps changes the costs of sends least.
 _GRIDS = (30, 60), (90, 320)

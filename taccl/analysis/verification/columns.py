@@ -29,8 +29,8 @@ from taccl.schedule.schedule import Schedule
 BLOCK = 1 << 16
 #: `SOME`: min transfers for which sorts of whole columns replace interpreted loops, where they can.
 #: `MANY`: min transfers of a schedule for which compiled loops are used, if numba is loaded.
-#: `_TIMES_UNLOADED`: factors on this minimum, for copies and for sums, if numba is not loaded yet, as loading
-#: takes 0.4 s of CPU. Sorts judge copies in a third of the time of the loops that sums need.
+#: `_TIMES_UNLOADED`: factors on `MANY` for copies and sums while numba is not loaded (it takes 0.4 s of CPU).
+#: Sorts judge copies in a third of the time of the loops that sums need.
 SOME, MANY, _TIMES_UNLOADED = 1 << 8, 1 << 15, (8, 4)
 #: Ticks per microsecond of a problem that show that its costs were rounded up, if they need a finer grid.
 _ROUNDED_TICKS_PER_US = (10**9, 10**6)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 #: Share of the time left for `taccl.prices`: bounds with and without the sketch, and for divisible chunks.
 #: The rest of the time limit is for the bound with sums in switches.
 _PRICES_SHARE = 0.75
-#: Min seconds for `taccl.prices`, even on a busy machine, which may need all of the time limit to load
-#: modules and read files. If this alone exceeded the limit, the minimum is lower by the excess:
+#: Min seconds for `taccl.prices`, as loading modules may use up the time limit on a busy machine.
+#: If loading alone exceeds the limit, the minimum is lower by the excess:
 #: `_LEAST_PRICES_S`: minimum if the limit was not exceeded.
 #: `_LATE_PRICES_S`: minimum however long the excess is.
 _LEAST_PRICES_S, _LATE_PRICES_S = 1.0, 0.3

@@ -49,8 +49,7 @@ _OF_THREADS = ("ppkt", *FLOWS)
 FIRST_PACKET = {name: int(flow.source != "packets") for name, flow in FLOWS.items() if "packets" in flow[:2]}
 #: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``).
 #: `_MAX_OPERATIONS`: max operations of a threadblock.
-#: `_MAX_IDS`: max ids in a list of channels or remote buffers of a threadblock, or of semaphores of an
-#: operation.
+#: `_MAX_IDS`: max channels or remote buffers that a threadblock lists, or semaphores that an operation lists.
 #: `_MAX_CHANNELS`: max channels of an operation.
 #: `_MAX_BUFFERS`: max buffers of an operation.
 _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10

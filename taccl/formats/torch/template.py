@@ -65,8 +65,8 @@ class Round(NamedTuple):
 
 # --- the schedule ---
 NUM_RANKS = 2
-#: Number of chunks that each block of data is cut into, as evenly as whole elements allow. A block is one
-#: rank's part of the data (all of it in all_reduce, broadcast and reduce).
+#: Number of chunks that each block of data is cut into, as evenly as whole elements allow.
+#: A block is one rank's part of the data (all of it in all_reduce, broadcast and reduce).
 PARTS = 2
 #: Root of the collective, as a rank of the group; None for a collective without a root.
 ROOT: int | None = None

@@ -34,8 +34,8 @@ from taccl.synthesis.parameters import DEFAULTS, RuinParameters, SearchParameter
 from taccl.topology.fabrics import ring
 
 #: `_MOST_MERGED`: max chunks in a merged send.
-#: `_MOST_HOLDS`: max occupations per resource in the calendar. Further ones are dropped, so the search may
-#: underestimate finishes (`Improvement.schedule` computes exact times).
+#: `_MOST_HOLDS`: max occupations per resource in the calendar; dropping others makes finishes optimistic.
+#: `Improvement.schedule` computes exact times and finishes.
 #: `_MOST_RUINED`: number of removed sends after which a turn of ruin and recreate removes no more.
 _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
 #: `_PASSES`: number of times that a re-timing of all sends goes backward and then forward.

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.milp.routing import RoutingModel
 
 
-#: `_MOST_HEADS`: max number of distinct heads (least ticks before a hop occupies the resource) in the rows of
-#: a resource. If there are more, evenly spaced ones are used.
-#: `_MOST_TAILS`: max number of distinct tails (least ticks from an occupation to the finish), likewise.
+#: `_MOST_HEADS`: max distinct heads (least ticks before an occupation) per resource; of more, evenly spaced.
+#: `_MOST_TAILS`: max distinct tails (least ticks from an occupation to the finish), chosen likewise.
 _MOST_HEADS, _MOST_TAILS = 6, 4
 
 

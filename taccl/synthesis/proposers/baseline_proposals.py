@@ -38,10 +38,9 @@ _VERIFY_S = 6e-6
 #: `_RUN_S`: CPU seconds of the list scheduler per 10,000 arrivals of copied chunks, and per 10,000 of sums.
 #: `_UNEVEN_RUNS`: max runs of it, as the first baseline, if pairs of ranks exchange unequal numbers of bytes.
 _LOAD_S, _RUN_S, _UNEVEN_RUNS = 0.5, (0.3, 1.0), 3
-#: Limits for the choice of the next baseline while there is no schedule. A baseline's first form is the first
-#: schedule that it completes; it may build variants after that.
-#: `_SAFE_SHARE`: the preferred baseline is next if its estimated build takes at most this share of the time
-#: until its deadline.
+#: Limits for the choice of the next baseline while there is no schedule.
+#: A baseline's first form is the first schedule that it completes; it may build variants after that.
+#: `_SAFE_SHARE`: max share of the time until its deadline that the preferred baseline may need to be next.
 #: `_FIRST_TIMES`: otherwise, max build time of the next baseline's first form, as a multiple of the shortest.
 #: `_QUICK_S`: CPU seconds that a first form, and its variants, may take in any case.
 _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8

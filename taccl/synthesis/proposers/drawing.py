@@ -28,8 +28,8 @@ from taccl.synthesis.kernels.fabric import Bools, Demand, Fabric, Ints, starts
 from taccl.synthesis.kernels.limits import Limits, Sends
 
 #: `_FEW_SENDS`: max number of sends for which chunks travel alone.
-#: `_CONVOY_SHARE`: chunks per convoy (chunks that travel together), divided by the fourth root of the number
-#: of sends: 8 chunks at 100 million sends. At this size, convoys delay the finish by about 1 % on meshes.
+#: `_CONVOY_SHARE`: chunks per convoy (chunks that travel together), over the fourth root of the sends.
+#: At 100 million sends, convoys of 8 chunks delay the finish by about 1 % on meshes.
 _FEW_SENDS, _CONVOY_SHARE = 25_000_000, 0.0801
 #: Number of convoy sends per block; each block is expanded to sends of single chunks, and sorted.
 _BLOCK = 1 << 18

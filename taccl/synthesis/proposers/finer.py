@@ -42,31 +42,30 @@ from taccl.synthesis.proposers.baseline_proposals import (
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import grid_of
 
-#: Recursive multiplying is tried in several forms: with merged messages or one per chunk, and with chunks cut
-#: into several numbers of parts.
-#: `_MERGED_PARTS`: numbers of parts with merged messages. The estimated finish of these forms is exact on
-#: regular machines, so only the one with the earliest estimate is built.
-#: `_MERGED_ARRIVALS`: max arrivals of chunks in such a form.
+#: Recursive multiplying has several forms: merged messages or one per chunk, and several numbers of parts.
+#: `_MERGED_PARTS`: numbers of parts with merged messages; only the form with the earliest estimate is built.
+#: Estimated finishes of merged forms are exact on regular machines.
+#: `_MERGED_ARRIVALS`: max arrivals of chunks in such a merged form.
 #: `_SEPARATE_PARTS`: numbers of parts with one message per chunk, which finish large sums up to 25 % sooner.
 _MERGED_PARTS, _MERGED_ARRIVALS, _SEPARATE_PARTS = (1, 2, 8, 64), 300_000, (2, 4)
 
-#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival and part to build and verify a form: (without merging, with
-#: merging). A form without merging takes longer, as a list scheduler times its sends.
+#: `_FORM_S_PER_ARRIVAL`: CPU seconds to build and verify a form, per arrival and part: (unmerged, merged).
+#: Unmerged forms take longer, as a list scheduler times their sends.
 #: `_LISTED_GAIN`: max ratio of estimated to best known finish at which a form without merging is built.
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 
 #: CPU seconds for estimates of merged forms, and to build the earliest one, even if time is up.
 _LEAST_FORMS_S = 0.6
-#: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU seconds to estimate all plans of recursive multiplying, fixed and per
-#: link. These values are used until the first estimate, whose measured time replaces them.
-#: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
-#: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
+#: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU s, fixed and per link, to estimate plans of recursive multiplying.
+#: The first estimate's measured time replaces these values.
+#: `_PLANS_SHARE`: max share of the time left for these estimates; above it, only simple plans are estimated.
+#: Simple plans take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
 _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
-#: A mixed plan divides chunks into parts, each with its own plan. The first one has equal parts with one
-#: plan, in coarse chunks; simulated annealing in fine chunks then changes the parts (1 to 4 s of CPU).
+#: A mixed plan divides chunks into parts, each with its own plan.
+#: The first mixed plan has equal parts with one plan, in coarse chunks.
+#: Simulated annealing in fine chunks then changes the parts (1 to 4 s of CPU).
 #: `_MIXES_TIMES`: time to estimate the first mixed plan, as a multiple of the time to estimate all plans.
-#: `_SEARCH_S`: CPU seconds in which annealing gains most. With less time, forms with one message per chunk
-#: are scheduled before it.
+#: `_SEARCH_S`: CPU seconds in which annealing gains most; with less, forms without merging come first.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one.
@@ -78,13 +77,12 @@ _MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE =
 #: `_BUILD_SHARE`: share of the other time for building; it is less than 1, as the load of a machine varies.
 _HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 1e-5, 0.7, 0.6, 0.6
 
-#: Max transfers of a baseline that is tried in finer chunks. Recursive doubling of 64 chunks
-#: among 64 ranks has this many, in 6 steps.
+#: Max transfers of a baseline in finer chunks, as many as recursive doubling of 64 chunks on 64 ranks has.
 _CUT_TRANSFERS = 64 * 64 * 6
 
 #: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks, even past the deadline.
-#: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify such a baseline. This estimate includes the extra
-#: work for merged transfers, and for transfers that list their contributions; these baselines have many.
+#: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify a baseline in finer chunks.
+#: This includes the extra work for merged transfers and listed contributions, of which they have many.
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 
 

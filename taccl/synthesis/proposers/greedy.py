@@ -83,11 +83,10 @@ def list_schedule(
     """
     # Settings (enter_once, detours, fewest) to try until one finds a schedule, as each may end in a dead end.
     # If there is a limit, a schedule is known already, and only the first setting is tried.
-    # With detours, a chunk with one destination may reach a rank that it cannot leave; shortest paths avoid
-    # that. With `enter_once`, no link sends a chunk into a node that the chunk has entered, or is on its way
-    # to. So a link under local-first priority may skip a chunk of its own rank. It cannot send this chunk
-    # later, once it has sent relayed chunks. With limited paths, a chunk may reach a rank over too many links
-    # to continue; paths of the fewest links avoid that.
+    # Detours: a chunk with one destination may reach a rank that it cannot leave; shortest paths avoid that.
+    # `enter_once`: no link sends a chunk into a node that the chunk has entered, or is on its way to.
+    # So a local-first link may skip its own rank's chunk, and cannot send it after relayed chunks.
+    # Limited paths: a chunk may come over too many links to continue; paths of the fewest links avoid that.
     tries = [(True, True, False), (True, False, False), (False, True, False), (False, False, False)]
     if quotient.hop_limit is not None:
         tries.append((False, True, True))
@@ -118,9 +117,8 @@ class _Machine:
         self.beta = [int(costs.link_beta[e]) for e in quotient.link_rep]
         self.claimed = [state.is_origin for state in quotient.states]
         self.stays = [_stays(quotient, m) for m in range(len(quotient.hops))]
-        #: `leaves`: Source states (chunk, rank) of each hop. `left`: Source states of all sends so far. At
-        #: the rank that derives a chunk, the derived chunk and its base chunk share a state; an offset per
-        #: chunk tells their sends apart.
+        #: `leaves`: Source states (chunk, rank) of each hop. `left`: Source states of all sends so far.
+        #: Where a rank derives a chunk, it shares a state with its base chunk; an offset tells them apart.
         apart = count * bool(quotient.problem.collective.derivations)
         self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
         self.left: set[int] = set()

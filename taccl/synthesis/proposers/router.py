@@ -33,8 +33,7 @@ from taccl.synthesis.kernels.router_kernel import (
 #: Exponents in the congestion prices of trees, pass by pass (the price grows with load ** 2 ** exponent).
 #: They are low at first, so that trees spread out, and steep at the end, when only the largest loads matter.
 TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
-#: Congestion price of the most loaded resource in the search for trees, per tick that a send occupies it. The
-#: price is added to the send's duration.
+#: Price per tick on the most loaded resource, added to the duration of a send in the search for trees.
 _TREE_WEIGHT = 8.0
 #: Congestion price of the most loaded resource in the choice of paths, in place of `_TREE_WEIGHT`.
 _PATH_WEIGHT = 4.0
@@ -44,14 +43,13 @@ _WAITING = 0.25
 _MOST_STEPS = 1_000_000_000
 #: Max links visited in the search for routes through relays, over all passes; at least one pass is made.
 KEPT_STEPS = 480_000_000
-#: Exponents of congestion prices in the search for trees, one for each tree. They are low at first, so that
-#: trees differ, and high at the end.
+#: Exponents of congestion prices, tree by tree: low at first, so that trees differ, and high at the end.
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
 #: After each tree, paths are chosen from all trees so far, once for each of these exponents of prices.
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # consecutive trees without a lower peak after which no further tree is searched
-#: (exponent of prices, price of a tick of the most loaded resource, share of the peak from which a resource
-#: counts as overloaded) for each of the first passes of rerouting, which even out the load.
+#: First passes of rerouting, which even out the load, with prices as in the search for trees.
+#: For each: (exponent, price per tick on the most loaded resource, share of the peak that is overload).
 _EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6))
 #: The last passes of rerouting, as in `_EVENING`: prices are so high that any detour is better than the peak.
 _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12

@@ -19,9 +19,8 @@ from taccl.synthesis.proposers.solver_stages import (
 )
 from taccl.synthesis.search import Search
 
-#: `_FIRST_TURN_S`: seconds of the first turn (a run of all stages in order); doubled after each routing that
-#: was not proven optimal. Stages have shares of a turn, so that results at a given time do not depend on the
-#: time limit.
+#: `_FIRST_TURN_S`: seconds of the first turn of all stages; doubled after each routing not proven optimal.
+#: Stages have shares of a turn, so that results at a given time do not depend on the time limit.
 #: `_ROUTING_SHARE`: share of a turn for routing.
 #: `_JOB_SHOP_SHARE`, `_MOST_JOB_SHOP_S`: share of a turn, and max CPU seconds, for the job shop of a routing.
 #: `_CONTIGUITY_S`: max CPU seconds of a contiguity model.
@@ -31,8 +30,8 @@ _FIRST_TURN_S, _ROUTING_SHARE, _JOB_SHOP_SHARE, _MOST_JOB_SHOP_S = 4.0, 0.25, 0.
 _CONTIGUITY_S, _CUT_S, _ROUNDS_S = 2.0, 1.0, 4.0
 #: Statuses of a routing without a solution after which the loop goes on; other ones end it.
 _OUT_OF_TIME = "no-solution", "timed-out"
-#: Max pairs of hops that share a resource for which routing also decides their order. Each pair may need a
-#: binary and two rows; with more pairs, solvers mostly do not end within a few seconds.
+#: Max pairs of hops on one resource for which routing also decides their order.
+#: Each pair may need a binary and two rows; with more pairs, solvers mostly do not end within a few seconds.
 _MOST_PAIRS = 1_000
 
 

@@ -42,15 +42,14 @@ class Rule:
     #: Order in which links into a rank choose chunks: "in-turn", or "fewest-first" (by chunks to offer).
     #: With "drawn", another kernel lets every link draw chunks at random.
     order: str = "fewest-first"
-    #: A slow link usually sends only chunks that no rank of the receiver's fast component has. It may repeat
-    #: a chunk of this component if the receiver is far enough behind the component: by more chunks than fast
-    #: links deliver during `theta` slow sends.
+    #: A slow link usually sends only chunks that no rank of the receiver's fast component has.
+    #: It may repeat a chunk if the receiver lags by more chunks than fast links carry in `theta` slow sends.
     theta: float = 1.0
     rarest: bool = False  # True: a link sends the rarest of its source's chunks; False: the first to arrive
 
 
-#: Rules for fabrics of fast components joined by slow links. With a smaller `theta`, a slow link sooner
-#: carries chunks that are already in the receiver's component.
+#: Rules for fabrics of fast components joined by slow links.
+#: With a smaller `theta`, a slow link sooner carries chunks that the receiver's component already has.
 _EAGER = (Rule("in-turn", 0.7), Rule("in-turn", 0.5, rarest=True))
 
 

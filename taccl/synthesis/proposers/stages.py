@@ -41,11 +41,10 @@ from taccl.synthesis.transforms.phases import (
     search_separate_contributions,
 )
 
-#: Problems with more hops than this number per second of the time limit are left to the compiled search. The
-#: limit on hops is at least `few_hops` and at most `most_hops`, whatever the time limit.
+#: Max hops per second of the time limit for solvers; problems with more are left to the compiled search.
+#: The limit on hops is at least `few_hops` and at most `most_hops`, whatever the time limit.
 _HOPS_PER_S = 50_000
-#: `_RUN_S_PER_HOP`: CPU seconds per hop of a run of the list scheduler, to turn a time budget into a number
-#: of runs.
+#: `_RUN_S_PER_HOP`: CPU seconds per hop of a list scheduler's run, to turn a time budget into runs.
 #: `_PATIENCE`: max time of these runs on a busy machine, as a multiple of the budget.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 #: `_FIRST_TURN_S`: seconds of the portfolio's first turn (a run of its stages in order).

@@ -64,14 +64,13 @@ _PAYS = 0.999
 #: Max ratio of a gapless schedule's finish to the best finish, for the gapless schedule to be preferred.
 #: Tiles of a large message can repeat a gapless schedule at the rate of the busiest resource.
 _STEADY = Fraction(1002, 1000)
-#: `_STEADY_WEIGHTS`: weights to try for due dates in the priority of waiting chunks; the time of a chunk's
-#: remaining route has weight 1.
+#: `_STEADY_WEIGHTS`: weights of due dates to try in waiting chunks' priority; the remaining route's is 1.
 #: `_MOST_DELAYS`: max rounds that delay the first starts on resources with idle gaps.
 _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
-#: Max share of the time of the search for trees in which the shares of roots are chosen. The choice takes at
-#: most 0.4 s of CPU for 96 ranks; loading the kernel of maximum flows takes as much.
+#: Max share of the tree search's time in which the shares of roots are chosen.
+#: The choice takes at most 0.4 s of CPU for 96 ranks; loading the kernel of maximum flows takes as much.
 _ROOTS_SHARE = 0.5
 #: `_HOPS`: estimated time to fill the pipeline, as a multiple of the slowest send's duration.
 #: `_FAR`: a number of chunks is tried if its estimated finish is at most this multiple of the best estimate.

@@ -39,24 +39,21 @@ from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, q
 
 #: Seconds per hop that a first sketch takes; with less time left, no sketch is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
-#: Chunks may merge on links with long latency (see `merged`) if merging shortens recursive multiplying to at
-#: most this share of its finish without merging.
+#: Chunks may merge (see `merged`) if this shortens recursive multiplying to at most this share of its finish.
 _MERGING_PAYS = 0.97
-#: Phases of sums count as overlapping if a short run of ruin and recreate shortens the list scheduler's
-#: schedule to at most this share of its finish. Then such runs also compare the other numbers of chunks.
+#: Phases of sums overlap if brief ruin and recreate cuts the list scheduler's finish to at most this share.
+#: Then such runs also compare the other numbers of chunks.
 _OVERLAPS = 0.95
 #: `_RUN_TURNS`: number of iterations of the short run of ruin and recreate.
 #: `_RUN_SENDS`: max product of iterations and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: Data that all starts at one rank, or ends there, is cut ever finer while that shortens the schedule.
-#: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best finish so far, for the finer
-#: chunks to be used.
+#: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best so far, to use these chunks.
 #: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks of a problem that is cut further.
 _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
 #: Reason for a skipped step.
 _COLD = "its kernels are not compiled"
-#: A short run of ruin and recreate tries a number of chunks only if the list scheduler's finish with this
-#: number is at most this multiple of its earliest finish.
+#: Max ratio of the list scheduler's finish with a number of chunks to its earliest, to improve that schedule.
 _FAR = 1.1
 
 

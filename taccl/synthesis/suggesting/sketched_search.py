@@ -33,9 +33,8 @@ from taccl.synthesis.suggesting.suggest import suggest_for
 _PLAIN_SHARE, _COLD_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.4, 0.25, 0.7
 #: Share of the time for the compiled search before sketches are suggested.
 _LARGE_SHARE = 0.5
-#: `_S_PER_HOP`: seconds per hop for the first schedule of the list scheduler; if less time is left, the
-#: compiled list scheduler runs instead, which needs no quotient.
-#: `_LEAST_COMPILED_S`: min seconds left for the compiled list scheduler to run.
+#: `_S_PER_HOP`: seconds per hop of the first list schedule; with less left, the compiled scheduler runs.
+#: `_LEAST_COMPILED_S`: min seconds left for the compiled list scheduler, which needs no quotient, to run.
 _S_PER_HOP, _LEAST_COMPILED_S = 1e-4, 1.0
 
 

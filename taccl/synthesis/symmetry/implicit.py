@@ -40,8 +40,8 @@ from taccl.topology.translations import (
     translations_of_topology,
 )
 
-#: Max number of chains of block shifts that `find_translations` tries. Their shifts map links to links, but
-#: a chain fails if they do not also map resources to resources.
+#: Max chains of block shifts that `find_translations` tries.
+#: Their shifts map links to links; a chain fails if they do not also map resources to resources.
 _MOST_TRIED = 20
 
 

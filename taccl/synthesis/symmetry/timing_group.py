@@ -62,8 +62,8 @@ def timing_group(problem: Problem) -> Symmetries:
                 break
         return len(kept), steps
 
-    # Symmetries of high order are tried first, as one is often enough. If the group found is not the largest
-    # possible, a second attempt tries those of low order first.
+    # Symmetries of high order come first, as one is often enough.
+    # If the group found is not the largest possible, a second attempt starts with those of low order.
     found = largest(_candidates(group, identity.size, divisor))
     if found[0] < most:
         found = max(found, largest(free[::-1]), key=lambda each: each[0])

@@ -63,8 +63,7 @@ def exchanged(schedule: Schedule) -> Schedule | None:
     for group, some in rows.items():
         found = [pair_of[chunk[row], group] for row in some if (chunk[row], group) in pair_of]
         since = max((each for each, _ in found), default=0)
-        # The root must send its partial sum before the last contribution arrives: the send of the last
-        # contributor must end after the exchange begins.
+        # The root sends a partial sum first: the last contributor's send must end after the exchange begins.
         is_fit = len(found) == len(some) and all(since < back.end_ticks for _, back in found)
         if is_fit and since < start[some[0]]:
             start[some], reduce[some] = since, True

@@ -24,8 +24,7 @@ from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.solvers.highs import minimise
 from taccl.synthesis.trees.network import Network, find_cut, network_of
 
-#: `_GRID`: number of equal units into which all sums together are divided. Shares and capacities are rounded
-#: to whole units, so that flows are integers.
+#: `_GRID`: units into which all sums are divided; shares and capacities are rounded to it, for integer flows.
 #: `_SLACK`: relative excess of capacities that makes up for the rounding.
 _GRID, _SLACK = 2**20, 1e-5
 #: Min relative reduction of the time for uneven shares to replace even ones.

@@ -210,9 +210,9 @@ def jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Bor
         parts = [(every, sources, targets)]
         root = data.root if is_direct and len(ranks) > 1 else None
         if root is not None and ranks.issuperset(r for r, n in enumerate(node) if n == node[root]):
-            # With direct crossing, the contributions of each other node enter the root's node in a send of
-            # their own. The sum then goes on to every destination outside the sending node. If the set has
-            # only a part of the root's node, one send may bring the contributions of several nodes into it.
+            # With direct crossing, each other node's contributions enter the root's node in one send.
+            # The sum then goes on to every destination outside the sending node.
+            # If the set is only part of the root's node, one send may carry several nodes' contributions.
             parts = []
             for n in sorted({node[r] for r in sources}):
                 over = [e for e in facts.admitted(c, reducing=True) if node[links[e].src] == n]

@@ -30,13 +30,11 @@ from taccl.problem.chunks import RankSets
 from taccl.problem.costs import hold_columns, wide_links
 from taccl.problem.problem import Problem
 
-#: `_MOST_OF_BETA`: max product of `Volume.ticks_scale` and a beta, so that sums are exact in double
-#: precision.
+#: `_MOST_OF_BETA`: max product of `Volume.ticks_scale` and a beta, so that double precision is exact.
 #: `_MOST_OF_ALPHA`: max product of `Volume.ticks_scale` and an alpha, so that it fits into 64 bits.
 _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
 #: `_MOST_EXACT`: max sum of whole numbers that double precision adds exactly.
-#: `_SPARSE`: max ratio of pairs of a start set and a destination set to the pairs that chunks have, for which
-#: a product of matrices over all pairs is faster.
+#: `_SPARSE`: max ratio of all (start set, destination set) pairs to those of chunks, to multiply matrices.
 _MOST_EXACT, _SPARSE = 2**53, 4
 
 
