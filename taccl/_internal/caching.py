@@ -15,7 +15,7 @@ class _Keeps(Protocol):
 #: Cache key under which a reversed topology keeps the original, to reuse arrays computed for the original.
 REVERSED_FROM = "reversed from"
 #: Cache key under which a topology with changed costs keeps the original.
-#: Both topologies have the same links, and links occupy the same resources.
+#: The original and the changed topology have the same links, which occupy the same resources.
 ALIKE = "other costs than"
 
 Thing = TypeVar("Thing", bound=_Keeps)

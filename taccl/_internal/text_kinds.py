@@ -19,8 +19,8 @@ _COMMA_ROW, _OTHER_ROW = (
     rf" {{0,20}}{_NUMBER}{after} {{0,20}}(?=[{mark}]|$)"
     for mark, after in ((",", _UNIT), (r";\t", r"(?:,\d+)?"))
 )
-#: Header of a table of times. A search takes linear time, as the `bw` word begins at one place only.
-#: This place is a boundary, or is after the first `_` that follows the size.
+#: Header of a table of times. The word that ends in `bw` begins at a boundary, or after the first `_`.
+#: A search takes linear time, as there is one such place for each word.
 _TIMES_HEAD = (
     r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)(\b|_)"
     r"(.*(\b|_)(time|latency)|([^\W_]*_|.*\b)\w*bw)(\b|_)"
@@ -30,7 +30,7 @@ _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
 #: Fields of `nvidia-smi --query-gpu`, in the header of its CSV.
 _GPU_FIELD = r"\b(pci|pcie|memory|utilization|temperature|power|clocks)\.[a-z]"
 #: Beginning of a matrix: a row with commas, below comments and at most one header.
-#: The second alternative is the matrix of p2pBandwidthLatencyTest.
+#: The pattern's second alternative is a matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
     rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,|.*{_GPU_FIELD})((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*(Matrix|\((GB/s|us)\))"

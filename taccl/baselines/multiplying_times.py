@@ -289,7 +289,7 @@ class StepTimes:
         return float(num_chunks), float(-(-num_chunks // self.problem.clauses.max_merge))
 
     def _ticks(self, num_chunks: int, digit: Digit, is_same: bool) -> float:
-        """Ticks of an exchange as in `step`."""
+        """Ticks of an exchange with messages of `num_chunks` chunks each."""
         num_chunks, key = max(1, num_chunks), (max(1, num_chunks), digit, is_same)
         if key in self._known_ticks:
             return self._known_ticks[key]

@@ -58,7 +58,7 @@ _GROWTH, _LIKELY = 1 / 8, 0.6
 #: `_FEW_SENDS`: max shares * steps * ranks (about 0.2 s) to give several numbers of steps long searches.
 _BRIEF, _LONG, _DRIFTING, _FEW_SENDS = 6, 24, 24, 200_000
 #: Sharpness of the smooth maximum over links in the first sweep, and in the last of `_BRIEF` and of `_LONG`.
-#: Its unit is 1 over the mean time of a link's data in a step.
+#: The unit of sharpness is 1 over the mean time of a link's data in a step.
 #: `_DRIFT_SHARPNESS`: sharpness in the first and the last sweep in which links drift apart.
 _SHARPNESS, _DRIFT_SHARPNESS = (8.0, 60.0, 240.0), (3.0, 30.0)
 #: A link that both adds and copies in a step sends twice in it, which costs a latency more.

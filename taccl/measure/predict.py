@@ -38,7 +38,7 @@ from taccl.topology.tuning import (
 #: Launch time of RCCL in us: the prior in fits to published logs.
 RCCL_LAUNCH_US = 7.0
 #: Time in us of an MPI message in a node, and between nodes without the network's hop (our choice).
-#: In a node it is a copy by CUDA IPC, between nodes a transfer by GPUDirect RDMA.
+#: MPI messages are copies by CUDA IPC in a node, and transfers by GPUDirect RDMA between nodes.
 MPI_HOPS_US = (10.0, 5.0)
 #: GB/s at which a rank adds in host memory, over PCIe and back (our choice).
 MPI_SUM_GB_PER_S = 6.0

@@ -192,7 +192,7 @@ def num_begun(line: str) -> int:
 
 
 def _parts(size: int, count: str, dtype: str) -> int:
-    """Size over the bytes of `count` elements, as `Row.parts`; 0 if the line does not state the type."""
+    """Ratio of a row's size to the bytes of its `count` elements (`Row.parts`); 0 if not whole or unknown."""
     one = element_bytes(dtype)
     parts, rest = divmod(size, int(count) * one) if one and count.isdigit() and int(count) else (0, 0)
     return 0 if rest else parts

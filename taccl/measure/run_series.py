@@ -42,7 +42,7 @@ def series_of_run(run: LogRun, where: str, given: str | None, stated: Collection
     name = given or _collective(run, where)
     listed = max(run.hosts, default=-1) + 1
     # With n ranks, busbw / algbw is 2 (n - 1) / n for an allreduce, and 1 for a broadcast or reduce.
-    # It is (n - 1) / n for other collectives.
+    # For other collectives, busbw / algbw is (n - 1) / n.
     factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
     is_informative = 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce")
     num_ranks = round(1 / (1 - factor)) if is_informative else 0

@@ -32,7 +32,7 @@ _LIMIT_BYTES = 64 * 10**6
 _P2P = re.compile(
     r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*(?:Matrix|\((?:GB/s|us)\))", re.IGNORECASE
 )
-#: Heading of a matrix of both tools; its group is the label that a launcher or a logger put before the line.
+#: Heading of a matrix of either CUDA tool; its group is the label that a launcher or a logger put before it.
 _HEADING = re.compile(
     r"(?i)(.{0,120}?)(?:(?:Uni|Bi)directional\s+P2P=|P2P=(?:Enabled|Disabled)|memcpy \w+ GPU\(row\)|"
     r"Device to Device Latency)"

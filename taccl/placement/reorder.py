@@ -111,7 +111,7 @@ def reorder(
             return case.prove(found, first) if count <= _PROVABLE else (*found, False)
 
         # The first call compiles the kernels, so the time limit may end the search before it has an order.
-        # So try the order that puts near hosts together first, as it needs no search.
+        # To have an order, try first the one that puts near hosts together, as it needs no search.
         near = case.ticks(case.nested, compiled=not case.is_small)
         best, after = min((best, after), (case.nested, near), key=lambda found: found[1])
         first = deadline

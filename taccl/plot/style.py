@@ -182,9 +182,9 @@ def render(picture: Axes | Figure, format: str = "svg") -> bytes:
 
 @contextmanager
 def _images_after_layout(figure: Figure) -> Iterator[None]:
-    """Context in which the first drawing of a figure, which computes its layout, has no artists as images.
+    """Context that hides rasterized artists in a figure's first drawing, which only computes its layout.
 
-    Vector formats draw such artists pixel by pixel even then, which doubles the time of dense pictures.
+    Otherwise vector formats draw these artists pixel by pixel twice, which doubles a dense picture's time.
     """
     has_first = figure.get_layout_engine() is not None
     hidden = figure.findobj(lambda each: each.get_rasterized() and each.get_visible()) if has_first else []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Subject that a sketch's clause constrains.
 #: "link": links. "chunk": chunks on links. "group": chunks of process groups on links.
 #: "path": number of links on a path. "order": order of sends over a link. "merge": merged sends.
-#: "search": none, as the clause constrains no schedule.
+#: "search": no subject, as such a clause guides the search and constrains no schedule.
 Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]
 #: Scopes of clauses that constrain schedules; the other clauses only guide the search.
 BINDING: tuple[Scope, ...] = ("link", "chunk", "group", "path", "order", "merge")

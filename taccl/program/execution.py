@@ -58,7 +58,7 @@ class Run:
         self.done: list[int] = []
         self._position: list[int] = self.steps.first[:-1].tolist()  # current step of each threadblock
         #: {condition: threadblocks that wait for it}. A condition is a step to end, or a number below 0.
-        #: Such a number stands for a message in a queue (`_message_in`), or for room in it (`_room_in`).
+        #: Numbers below 0 stand for a message in a queue (`_message_in`), or for room in it (`_room_in`).
         self._waiting: dict[int, list[int]] = {}
         self._run(capacity)
         self.stuck = self._explain() if self._waiting else None

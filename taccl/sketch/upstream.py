@@ -273,7 +273,7 @@ class UpstreamModel:
         for src, dst, parallel, beta, total in self._node_links():
             num_planes = planes[src, dst][1] if (src, dst) in planes else 1
             # With switches in a sketch, the published tool's link cost is alpha + beta / number of planes.
-            # Without switches, it is the sum of alpha and beta that the file gives.
+            # Without switches, its link cost is the sum of alpha and beta that the file gives.
             cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
             per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
             pairs.append((src, dst, parallel * num_planes, per_mb))

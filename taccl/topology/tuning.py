@@ -15,7 +15,7 @@ LAUNCH_US = 1.8
 #: Launch time in us on Volta, and its origin.
 VOLTA_LAUNCH_US, VOLTA_LAUNCH_SOURCE = 3.8, "NVIDIA, Getting Started with CUDA Graphs, 2019"
 #: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere.
-#: It excludes channels. Source: ``doLaunches`` of ``src/group.cc``; time: microsoft/superbenchmark.
+#: This time excludes channels. Source: ``doLaunches`` of ``src/group.cc``, and microsoft/superbenchmark.
 #: In superbenchmark's tests/data, allreduce and broadcast up to 8 KB take 34.4 us on 8 A100 of one process.
 #: `VOLTA_LAUNCH_EACH_US`: host time on Volta. On 12 V100, three collectives take 57 to 61 us.
 LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.1, 4.9
@@ -145,7 +145,7 @@ RING_CHANNEL_FREE = (("Hopper", "infiniband"), ("Blackwell", "infiniband"))
 #: Maximum GB/s per channel on one node, two nodes and more, for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
 #: GPU generations whose NVLS between nodes is no faster than `NVLS_CHANNEL`, by published logs of GB200.
-#: On Hopper it is: 486 GB/s of busbw on 2 x 8 H200, where `NVLS_CHANNEL` gives 461.
+#: NVLS of Hopper is faster: 486 GB/s of busbw on 2 x 8 H200, where `NVLS_CHANNEL` gives 461.
 NVLS_LIMITED = ("Blackwell",)
 #: Part of the bandwidth that a tree reaches, by protocol (ll, ll128, simple), at 64 B, 128 B, ..., 512 MB.
 TREE_CORRECTION = (

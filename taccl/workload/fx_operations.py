@@ -149,7 +149,7 @@ def _product(graph: Graph, a: Any, b: Any) -> Any:
     if one == first and two == second:
         return graph.make("matmul", a, b)
     names: tuple[str, str] | None = None
-    # This compares local lengths; global lengths may differ.
+    # The shapes compared are local ones; global lengths may differ.
     if len(one) == 2 and one[-1:] == first[-1:] and two == second:
         inner = graph.tensors[a.name].shape[-1], graph.tensors[b.name].shape[-2]
         names = (a.name, b.name) if inner[0] == inner[1] else None

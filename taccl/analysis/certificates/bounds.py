@@ -67,7 +67,7 @@ _FIRST_SHARE = 0.5
 _COUNTING_SHARE = 0.5
 #: `_FIRST_S`: min seconds for the first linear programs.
 #: `_SMALL_S`: min seconds for all kinds of bounds together, on small problems.
-#: Both hold even beyond the time limit. Each is ten times the usual need, so slow machines find the same.
+#: Both minima hold even beyond the time limit, and are ten times the usual need, for slow machines.
 _FIRST_S, _SMALL_S = 1.0, 1.5
 #: `_LEVELS_SHARE`: share of the time for cuts along level sets of one node's ranks.
 #: `_LEVELS_S`: min seconds for them.

@@ -147,7 +147,7 @@ def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int]
 
 
 def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends: int) -> int:
-    """Earliest tick by which links can pass the sends, of which early and late ones count as fractions.
+    """Earliest tick by which links `e` can complete `sends` sends; early and late sends count in part.
 
     0 if nothing is proven.
 

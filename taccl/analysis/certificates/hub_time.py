@@ -149,7 +149,7 @@ def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
     for length in range(cells - 1, math.floor(alpha) - 1, -1):
         over, end = found[-1] - 1, length + 1 - alpha
         # Make the line through the next longer length's factor as steep as the limit permits.
-        # It touches the limit at one of `points` (each u is a length less alpha).
+        # The line touches the limit at one of `points` (each u is a length less alpha).
         far, points = end + swing / 4, [end, max(end - 1, 1e-12)]
         if over > 0 and alpha > over * far:
             points.append((alpha - (alpha * alpha - over * alpha * far) ** 0.5) / over)

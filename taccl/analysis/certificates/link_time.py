@@ -243,7 +243,7 @@ def _is_proven(facts: Facts, witness: LinkTime) -> bool:
             return False
     path = max(0, int(places[shape.farthest][-1] - places[shape.source][0]))
     needed = shape.num_sources * path + 2 * (num_ranks - 1) * witness.per_send
-    # Without prices both sides would be 0.
+    # The product must be above 0: without prices, both sides of the inequality would be 0.
     return bool(0 < witness.horizon * spent <= units * beta * needed * steps)
 
 

@@ -28,7 +28,7 @@ _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
 #: `_ROUNDS`: number of rounds, each of which narrows the range around the best value.
 _VALUES, _ROUNDS = 9, 4
 #: Number of fixed-point iterations. Each computes the bound at a price, and from it the next price.
-#: This price is the least that the proof admits at the bound, times one of `_MULTIPLES`.
+#: The next price is the least that the proof admits at the bound, times one of `_MULTIPLES`.
 _SETTLING = 4
 #: Denominator of `SumFlow.horizon`. The denominator of `SumFlow.price` is `_FINE` times the number of ranks.
 _FINE = 16

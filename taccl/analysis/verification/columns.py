@@ -32,7 +32,7 @@ BLOCK = 1 << 16
 #: `_TIMES_UNLOADED`: factors on `MANY` for copies and sums while numba is not loaded (it takes 0.4 s of CPU).
 #: Sorts judge copies in a third of the time of the loops that sums need.
 SOME, MANY, _TIMES_UNLOADED = 1 << 8, 1 << 15, (8, 4)
-#: Ticks per microsecond of a problem that show that its costs were rounded up, if they need a finer grid.
+#: Ticks per microsecond of problems with rounded costs: their exact costs would need finer ticks.
 _ROUNDED_TICKS_PER_US = (10**9, 10**6)
 _BYTES_PER_MB = 10**6
 #: Range of starts in ticks, `_LEAST` to below `_MOST`: a start plus a duration fits into 64 bits.

@@ -171,7 +171,7 @@ def longer_paths(barriers: Barriers, change: Change) -> Change:
         for each in limits
         if getattr(loosened.clauses, each.field) < least
     )
-    # Links opened by the change might also shorten paths, so change and limit together may not be minimal.
+    # Links opened by `change` may shorten paths, so `change` with a raised limit may not be a minimal edit.
     return replace(
         change, edits=(*change.edits, *edits), fewest=change.fewest and not (edits and change.edits)
     )

@@ -60,7 +60,7 @@ def add_load_rows(routing: RoutingModel) -> None:
             inside = [use for use in some if use.head >= head and use.tail >= tail]
             hops = tuple(use.hop for use in inside)
             # Idle time of the resource before and after its hops.
-            # It must not exceed the proven bound, as the row demands T >= idle even if no hop is made.
+            # Idle time must not exceed the proven bound, as the row demands T >= idle even if no hop is made.
             head, tail = (min((getattr(use, end) for use in inside), default=0) for end in ("head", "tail"))
             idle = max(0, min(head + tail, least))
             if inside and hops not in done:

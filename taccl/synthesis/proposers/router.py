@@ -31,7 +31,7 @@ from taccl.synthesis.kernels.router_kernel import (
 )
 
 #: Exponents in the congestion prices of trees, pass by pass (the price grows with load ** 2 ** exponent).
-#: They are low at first, so that trees spread out, and steep at the end, when only the largest loads matter.
+#: Exponents are low at first, so that trees spread out, and high at last, when only the largest loads matter.
 TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
 #: Price per tick on the most loaded resource, added to the duration of a send in the search for trees.
 _TREE_WEIGHT = 8.0

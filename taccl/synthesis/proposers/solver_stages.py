@@ -51,8 +51,8 @@ _FREE_STEPS = (0.8, 1.0, 1.3)
 #: `_LAST_LESS_OFTEN`: factor on this share after each round of this kind; an improvement restores the share.
 #: `_LAST_BOUND_SHARE`: share of the rounds of this kind that accept only schedules which meet the bound.
 _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
-#: Share of rounds that free random states, among those that do not free the last arrivals.
-#: The other rounds free states reached near a random time.
+#: Share of neighbourhoods that free random states; the others free states reached near a random time.
+#: Neighbourhoods that free the last arrivals are not counted.
 _RANDOM_SHARE = 0.5
 #: A round solves a job shop in which some routes are free.
 #: `_ROUND_S`: seconds of a round.

@@ -42,7 +42,7 @@ _SUGGEST_S_PER_HOP = 1.5e-6
 #: Chunks may merge (see `merged`) if this shortens recursive multiplying to at most this share of its finish.
 _MERGING_PAYS = 0.97
 #: Phases of sums overlap if brief ruin and recreate cuts the list scheduler's finish to at most this share.
-#: Then such runs also compare the other numbers of chunks.
+#: If phases overlap, brief runs of ruin and recreate also compare the other numbers of chunks.
 _OVERLAPS = 0.95
 #: `_RUN_TURNS`: number of iterations of the short run of ruin and recreate.
 #: `_RUN_SENDS`: max product of iterations and sends (about 0.5 s of CPU).

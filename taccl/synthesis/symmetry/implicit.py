@@ -41,7 +41,7 @@ from taccl.topology.translations import (
 )
 
 #: Max chains of block shifts that `find_translations` tries.
-#: Their shifts map links to links; a chain fails if they do not also map resources to resources.
+#: A chain's shifts map links to links; it fails if they do not also map resources to resources.
 _MOST_TRIED = 20
 
 

@@ -167,7 +167,7 @@ class Entries:
         self.border = self.links(lambda a, b: a != b is not None)
         self._let_in = Counter(passages(facts, self.border, release))
         self._num_sets, self._num_outside = len(sets), facts.topology.num_ranks - len(self.set_of)
-        #: False if there is one set, and all outside ranks can send into it from the start.
+        #: `_is_fed`: False if there is one set, and all outside ranks can send into it from the start.
         self._is_fed = len(sets) > 1 or num_first < self._num_outside
         self._awake: Steps = ()
         self._inside: Steps = ()

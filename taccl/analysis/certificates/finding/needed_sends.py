@@ -338,7 +338,7 @@ class NeededSends:
             if crossing is None:
                 continue
             # Only one send is certain, as other sends, or the same one, may serve the other targets.
-            # It serves the farthest target, with a sum's farthest contribution or from the nearest copy.
+            # The certain send serves the farthest target, from a sum's farthest contribution or nearest copy.
             reached = crossing.to_border[sorted(some)]
             tail = int(crossing.from_border[sorted(wanted)].max())
             onward = self.onward(every, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
