@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: `_RUN_TIMES`: file with the run time and the waiting time of the calling thread, in ns.
-#: `_LEAST_RUN_S`: min seconds of run time between two updates of the busy factor from this file.
+#: `_LEAST_RUN_S`: min seconds of run time between two updates of the busy factor from `_RUN_TIMES`.
 _RUN_TIMES, _LEAST_RUN_S = "/proc/thread-self/schedstat", 0.2
 
 

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 #: Maximum number of nodes for which eigenvectors come from a dense matrix (20 ms); above it, from ARPACK.
 _MOST_OF_MATRIX = 200
 #: `_DENSE_SHARE`: min ratio of starts * arcs to nodes**3 for which Floyd-Warshall is faster than others.
-#: `_MOST_DENSE`: max number of nodes for it (about 0.1 s; 0.01 s for 256 nodes).
+#: `_MOST_DENSE`: max number of nodes for Floyd-Warshall (about 0.1 s; 0.01 s for 256 nodes).
 _DENSE_SHARE, _MOST_DENSE = 0.01, 512
 #: Length added to each arc, as SciPy drops arcs of length 0.
 #: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.

@@ -49,8 +49,8 @@ _LOOSE, _STRETCHED = 0.5, 1.02
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
 #: A periodic plan of sends is poor, so that other orders of sends are tried, if it exceeds one of two limits.
-#: `_POOR`: max ratio of its period to the time for which the sends of a period hold the busiest resource.
-#: `_WAITS`: max share of the total time for which its first piece waits.
+#: `_POOR`: max ratio of a plan's period to the time for which its sends hold the busiest resource.
+#: `_WAITS`: max share of the total time for which a plan's first piece waits.
 _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2

@@ -39,7 +39,7 @@ _ENOUGH, _NEARLY = 0.995, 0.97
 #: Rings without relays are preferred if they reach at least this share of the rate of rings with relays.
 _ENOUGH_UNRELAYED = 0.9
 #: `_FEWEST_TRIES`: min number of random orders in which depth-first search looks for disjoint rings.
-#: `_TRIES`: max number of these orders.
+#: `_TRIES`: max number of random orders in which the search looks for disjoint rings.
 _FEWEST_TRIES, _TRIES = 3, 20
 #: Max transfers of chunks that go once round all rings (about 5 s); limits the channels of large machines.
 _MOST_TRANSFERS = 250_000

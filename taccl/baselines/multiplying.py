@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 #: `_MOST_PLANS`: number of plans that become schedules: those with the least estimates.
 #: `_MOST_ALIKE`: number of plans of each kind that become schedules, too.
-#: `MOST_TRANSFERS`: max transfers of all these schedules together.
+#: `MOST_TRANSFERS`: max transfers of all schedules that are built from plans.
 #: `_MOST_LISTED`: max transfers of a mixed plan for list scheduling, which rarely shortens larger ones.
 #: `_LATE`: max ratio of a plan's estimated finish to the best finish so far, for it to become a schedule.
 _MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _MOST_LISTED, _LATE = 3, 3, 24_000, 12_000, 1.2

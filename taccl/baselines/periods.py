@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 Held = tuple[int, float, float]
 
 #: `_SHUFFLES`: max random orders of sends to try.
-#: `_MOST_SHUFFLED`: max sends in all these orders together.
+#: `_MOST_SHUFFLED`: max sends in all random orders together.
 _SHUFFLES, _MOST_SHUFFLED = 16, 2000
 #: Steps of the bisection of the period.
 _BISECTIONS = 8

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 #: `_KEPT`: key in a topology's cache for schedules whose chunks are not cut.
-#: `_MOST_KEPT`: max number of problems whose schedules are cached under this key.
+#: `_MOST_KEPT`: max number of problems whose schedules are cached under `_KEPT`.
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(97, 100)

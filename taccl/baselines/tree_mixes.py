@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 #: `_MOST_RANKS`: max ranks of a mesh for which mixes are made.
-#: `_MOST_DIMENSIONS`: max dimensions of such a mesh.
+#: `_MOST_DIMENSIONS`: max dimensions of a mesh for which mixes are made.
 #: `_MOST_TRANSFERS`: max transfers of a mix (about 3 s to build and verify).
 _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 310_000
 #: `_MOST_CORES`: max sets of hubs that shares may have; those nearest to all ranks are kept.
@@ -62,7 +62,7 @@ _BRIEF, _LONG, _DRIFTING, _FEW_SENDS = 6, 24, 24, 200_000
 #: `_DRIFT_SHARPNESS`: sharpness in the first and the last sweep in which links drift apart.
 _SHARPNESS, _DRIFT_SHARPNESS = (8.0, 60.0, 240.0), (3.0, 30.0)
 #: A link that both adds and copies in a step sends twice in it, which costs a latency more.
-#: `_FREE`: share of the sweeps, the first ones, that ignore this.
+#: `_FREE`: share of the sweeps, the first ones, that ignore the extra latency of adding and copying.
 #: `_CLASHES`: some long searches close links to adds or copies that take less than this many latencies.
 _FREE, _CLASHES = 0.4, 0.5
 #: Links drift apart from the best number of steps, and from a share of it whose steps are divided:

@@ -109,7 +109,7 @@ def _collective(word: str, *more: str) -> str:
 #: `MATRICES`: text on the forms in which the matrix may be given.
 BY_MATRIX, MATRICES = "alltoallv", "a CSV or .npy file, or a skew such as zipf:0.8 or hot:64"
 #: `EXCHANGE`: name of the collective of servers and workers.
-#: `ROLES`: options of this collective.
+#: `ROLES`: options of the collective `EXCHANGE`.
 EXCHANGE, ROLES = "exchange", ("servers", "worker_ranks", "layers", "update_us_per_mb")
 #: Size of a collective if neither a sketch nor an option states one.
 USUAL_SIZE = "64MB"

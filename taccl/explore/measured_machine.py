@@ -42,7 +42,7 @@ from taccl.topology.topology import Topology
 from taccl.topology.transform import subset
 
 #: `_TESTED_NODES`: max number of nodes of a published log that the model predicts (128 A100).
-#: `_TESTED_RACKS`: max number of racks of such a log (GB200).
+#: `_TESTED_RACKS`: max number of racks of a published log that the model predicts (GB200).
 _TESTED_NODES, _TESTED_RACKS = 16, 3
 #: First version of NCCL whose network the model follows (PXN, 2022).
 _TESTED_VERSION = (2, 12)

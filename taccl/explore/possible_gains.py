@@ -28,7 +28,7 @@ from taccl.topology.topology import Topology
 from taccl.topology.tuning import LAUNCH_US
 
 #: `_GAIN_SIZES`: buffer sizes in bytes near which a better schedule is sought.
-#: `_GAIN_RANKS`: max ranks for this search, which takes 0.2 to 0.6 s of CPU for each size on 16 ranks.
+#: `_GAIN_RANKS`: max ranks for the search for a better schedule (0.2 to 0.6 s of CPU per size on 16 ranks).
 #: `_CUT_BYTES`: buffer size in bytes up to which latencies dominate, so that finer chunks take longer.
 _GAIN_SIZES, _GAIN_RANKS, _CUT_BYTES = (8 * 2**10, 2**20, 2**30), 16, 2**16
 

@@ -34,7 +34,7 @@ _SLOT_GB_PER_S = 64.0
 #: `_SAME`: max relative difference at which a rate counts as a multiple of one NVLink's.
 _NVLINK_GB_PER_S, _SAME = (16.0, 26.0), 0.08
 #: `_PCIE_4_GB_PER_S`: GB/s of a PCIe 4 x16 slot; bridges of two GPUs are faster.
-#: `_RATIO_OF_BRIDGES`: min ratio of the rate of such bridges to that of every other link.
+#: `_RATIO_OF_BRIDGES`: min ratio of the rate of bridges of two GPUs to that of every other link.
 _PCIE_4_GB_PER_S, _RATIO_OF_BRIDGES = 32.0, 2.0
 #: Factor by which the oversubscription grows with each level of clusters; our choice.
 _FURTHER = 2.0

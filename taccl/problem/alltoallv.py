@@ -28,7 +28,7 @@ _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
 #: `_FEW_PAIRS`: max pairs with data, per rank, for which smaller chunks are made to shorten pipelines.
 #: With twelve pairs on 32 ranks, smaller chunks gained nothing.
-#: `_FINE_CHUNKS`: approximate max number of these smaller chunks.
+#: `_FINE_CHUNKS`: approximate max number of chunks that are made smaller to shorten pipelines.
 _FEW_PAIRS, _FINE_CHUNKS = 0.25, 512
 #: Min ratio of a chunk's size to the bytes that a resource could pass in a hold's fixed time (alpha).
 _HOLDS = 8
@@ -261,7 +261,7 @@ class Borders:
         rates = np.array([10**6 / beta if beta else math.inf for beta in betas])
         alphas = np.array([float(link.alpha_us) for link in topology.links])
         #: `rate`: Max bytes per us out of (first array) and into (second array) each rank, then each node.
-        #: `lag`: Min latency in us of these data.
+        #: `lag`: Min latency in us of data out of and into each rank, then each node.
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 

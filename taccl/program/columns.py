@@ -145,7 +145,7 @@ def _slots(slots: Sequence[Slot | None]) -> Slots:
 def _needs(
     steps: Sequence[Step], blocks: Sequence[Block], block: Ints, first: Ints, first_block: Ints
 ) -> tuple[Ints, Ints]:
-    """`first_need` and `needs` of `StepColumns`."""
+    """Columns `first_need` and `needs` of `StepColumns`: the steps for which each step waits."""
     depends = [step.depends for step in steps]
     first_need = _starts([len(each) for each in depends])
     pairs = _column([number for each in depends for pair in each for number in pair]).reshape(-1, 2)

@@ -83,7 +83,7 @@ def _replicate_rank(rank: RankProgram, instances: int, channels: int) -> RankPro
             steps: list[Step] = []
             for step in threadblock.steps:
                 # MSCCL steps can only wait for threadblocks with low numbers (`MAX_DEPENDED_ID`).
-                # Consecutive numbers for the copies of a threadblock keep these numbers low.
+                # So the copies of a threadblock get consecutive numbers.
                 depends = tuple((other * instances + part, ends[other][s] - 1) for other, s in step.depends)
                 for i in range(max(step.count, 1)):
                     src, dst = (_part_slot(each, i, instances, part) for each in (step.src, step.dst))

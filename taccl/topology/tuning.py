@@ -154,7 +154,7 @@ TREE_CORRECTION = (
     (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, *[0.5] * 4, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
 )
 #: `RING_PLATEAU`: factor on a ring's latency under simple between nodes, before Ampere and since.
-#: `PLATEAU_BYTES`: min bytes per channel and rank from which this factor applies.
+#: `PLATEAU_BYTES`: min bytes per channel and rank from which `RING_PLATEAU` applies.
 RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
 #: `NET_POST_US`: time in us that a host takes to post a message to a NIC, by maker of its processor.
 #: `SIMPLE_POSTS`: number of messages that a host posts under simple.

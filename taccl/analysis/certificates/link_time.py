@@ -41,8 +41,8 @@ _NEAR, _FINER = 0.1, 1.06
 #: Max number of linear programs per grid; each brings the horizon closer to the best provable bound.
 _ROUNDS = 4
 #: Within a horizon that no schedule meets, links are overloaded: the logarithm of their load is positive.
-#: `_MARGIN`: logarithm of the load at which the search for the longest such horizon aims.
-#: `_SLOPE`: slope of this logarithm over that of the horizon, assumed until two horizons have been tried.
+#: `_MARGIN`: logarithm of the load at which the search for the longest overloaded horizon aims.
+#: `_SLOPE`: slope of log load over log horizon, assumed until two horizons have been tried.
 _MARGIN, _SLOPE = 0.001, -1.5
 #: Share of a horizon that prices still prove once their load has been rounded.
 _LESS = 1 - 1e-9

@@ -41,8 +41,8 @@ from taccl.schedule.combine import reduce_phase
 _MOST_SETS = 8
 #: Approximate max length of a list of (tick, number) labels; in longer lists, numbers are rounded up.
 _MOST_STEPS = 12
-#: Shortest paths also limit arrival times if a chunk can start at no more than this number of ranks.
-#: If it can start at more, shortest paths between nodes do.
+#: Max ranks at which a chunk may start for shortest paths between ranks to limit arrival times.
+#: For chunks that can start at more ranks, shortest paths between nodes limit arrival times.
 _MOST_RANKS = 256
 
 

@@ -24,7 +24,7 @@ from taccl.sketch.symmetry import share_permutations
 from taccl.topology.transform import rescaled
 
 #: `_BUDGET_S`: budget of a bound over all chunkings, in seconds.
-#: `LIMIT_TIMES`: time limit of its search (`limit_s` of `lower_bound`), as a multiple of the budget.
+#: `LIMIT_TIMES`: time limit of the bound's search (`limit_s` of `lower_bound`), as a multiple of the budget.
 _BUDGET_S, LIMIT_TIMES = 1.0, 2.0
 #: `_END_TIMES`: hard time limit of the search, as a multiple of the budget.
 #: `_BRIEF_MOVES`: max chunk-link pairs of a problem for which there is no hard limit.
@@ -34,7 +34,7 @@ _LARGER = 1.5
 #: Max chunk-link pairs for the full bound over all chunkings; above it, cuts around nodes and ranks only.
 _MOST_MOVES = 100_000_000
 #: `_CUT_S_PER_MOVE`: approximate seconds for cuts around nodes and ranks, per chunk-link pair.
-#: `_CUT_S`: seconds that these cuts may take, however small the budget is.
+#: `_CUT_S`: seconds that cuts around nodes and ranks may take, however small the budget is.
 _CUT_S_PER_MOVE, _CUT_S = 4e-10, 0.7
 #: Min relative difference at which the bounds for the problem's chunks and over all chunkings are both shown.
 _LEAST_DIFFERENCE = Fraction(1, 100)

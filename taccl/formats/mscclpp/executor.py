@@ -359,7 +359,7 @@ class _PlanRun:
             self._write(r, t, [value for value in values for _ in (0, 1)], reads, halves, op)
 
     def _read(self, place: Place) -> Reads:
-        """Reads of a place by the next operation: one for each of the two threads."""
+        """Reads of a place by both threads of the next operation: {(number of the event, place)}."""
         return frozenset((len(self.events) + thread, place) for thread in (0, 1))
 
     def _send_packets(

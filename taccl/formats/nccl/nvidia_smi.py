@@ -143,7 +143,7 @@ def load_nvidia_smi(
 
 
 def _each(counts: Mapping[int, int]) -> str:
-    """Number of NVLinks of each rank into a switch; some may have fewer, as if links were down."""
+    """Text on the NVLinks of each rank into a switch; names ranks with fewer links, such as broken ones."""
     most = max(counts.values())
     fewer = [f"{num} of rank {rank}" for rank, num in counts.items() if num < most]
     return f"{most} NVLinks each" + (f", but {first_of(fewer, 4)}" if fewer else "")

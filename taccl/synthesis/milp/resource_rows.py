@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 #: `_MOST_HEADS`: max distinct heads (least ticks before an occupation) per resource; of more, evenly spaced.
-#: `_MOST_TAILS`: max distinct tails (least ticks from an occupation to the finish), chosen likewise.
+#: `_MOST_TAILS`: max distinct tails (least ticks from an occupation to the finish); of more, evenly spaced.
 _MOST_HEADS, _MOST_TAILS = 6, 4
 
 

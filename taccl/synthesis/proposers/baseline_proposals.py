@@ -36,7 +36,7 @@ _MOST_NAMED = 400_000
 _VERIFY_S = 6e-6
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
 #: `_RUN_S`: CPU seconds of the list scheduler per 10,000 arrivals of copied chunks, and per 10,000 of sums.
-#: `_UNEVEN_RUNS`: max runs of it, as the first baseline, if pairs of ranks exchange unequal numbers of bytes.
+#: `_UNEVEN_RUNS`: max runs of the list scheduler, as the first baseline, if pairs exchange unequal bytes.
 _LOAD_S, _RUN_S, _UNEVEN_RUNS = 0.5, (0.3, 1.0), 3
 #: Limits for the choice of the next baseline while there is no schedule.
 #: A baseline's first form is the first schedule that it completes; it may build variants after that.
@@ -60,10 +60,10 @@ _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5
 #: `_NAMED_S_PER_TRANSFER`: CPU seconds to build and verify a transfer that lists its contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: `_LEAST_FIRST_S`: min CPU seconds for baselines before the search.
-#: `_MOST_FIRST_SHARE`: cap on this minimum, as a share of the time left.
+#: `_MOST_FIRST_SHARE`: cap on `_LEAST_FIRST_S`, as a share of the time left.
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
 #: `_BALANCED_S_PER_TRANSFER`: CPU seconds per transfer of a schedule balanced over dimensions.
-#: `_BALANCED_LEAST_S`: max CPU seconds for which such a schedule is tried even after the time limit.
+#: `_BALANCED_LEAST_S`: max CPU seconds of a balanced schedule that is tried even after the time limit.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 
 

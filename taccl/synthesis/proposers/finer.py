@@ -68,13 +68,13 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_SEARCH_S`: CPU seconds in which annealing gains most; with less, forms without merging come first.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
-#: `_MIX_BUILD_SHARE`: max share of this time to build and verify one.
+#: `_MIX_BUILD_SHARE`: max share of the time for mixed plans in which one is built and verified.
 _MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE = 2.0, 0.4, 4e-6, 0.6, 0.6
 
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
 #: `_MIX_SHARE`: share of the time left for mixes of trees on meshes, where they usually finish first.
-#: `_HUBS_SHARE`: max share of this time for the search of plans, before one is chosen and built.
-#: `_BUILD_SHARE`: share of the other time for building; it is less than 1, as the load of a machine varies.
+#: `_HUBS_SHARE`: max share of the time for hubs in which plans are searched, before one is chosen and built.
+#: `_BUILD_SHARE`: share of the other time for building; less than 1, as the load of a machine varies.
 _HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 1e-5, 0.7, 0.6, 0.6
 
 #: Max transfers of a baseline in finer chunks, as many as recursive doubling of 64 chunks on 64 ranks has.

@@ -123,7 +123,7 @@ class _Machine:
         self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
         self.left: set[int] = set()
         #: `passed`: Number of links that the copy at each state has passed.
-        #: `hop_limit`: Max value of this number; None if there is no limit.
+        #: `hop_limit`: Max number of links that a copy may pass; None if there is no limit.
         self.passed, self.hop_limit = [0] * count, quotient.hop_limit
         counts = quotient.hop_limit if fewest else None
         #: With `fewest`, true for each hop on a path of fewest links; otherwise true for all hops.

@@ -42,14 +42,14 @@ OF_MODEL = "optimal for the routes and the symmetry of this model"
 # Improvement by the job shop: constants of the large-neighbourhood search.
 
 #: `_FREE_FIRST`: share of chunk-rank states whose routes are freed in the first round.
-#: `_FREE_LEAST`: min share of these states in a round.
-#: `_FREE_MOST`: max share of these states in a round.
+#: `_FREE_LEAST`: min share of chunk-rank states whose routes a round frees.
+#: `_FREE_MOST`: max share of chunk-rank states whose routes a round frees.
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
 #: Factors on the share of freed states, of which one is drawn at random after each round.
 _FREE_STEPS = (0.8, 1.0, 1.3)
 #: `_LAST_SHARE`: share of rounds that free the routes of the last arrivals.
-#: `_LAST_LESS_OFTEN`: factor on this share after each round of this kind; an improvement restores the share.
-#: `_LAST_BOUND_SHARE`: share of the rounds of this kind that accept only schedules which meet the bound.
+#: `_LAST_LESS_OFTEN`: factor on `_LAST_SHARE` after each such round; an improvement restores the share.
+#: `_LAST_BOUND_SHARE`: share of rounds with free last arrivals that only accept schedules at the bound.
 _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
 #: Share of neighbourhoods that free random states; the others free states reached near a random time.
 #: Neighbourhoods that free the last arrivals are not counted.

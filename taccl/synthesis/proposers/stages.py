@@ -45,7 +45,7 @@ from taccl.synthesis.transforms.phases import (
 #: The limit on hops is at least `few_hops` and at most `most_hops`, whatever the time limit.
 _HOPS_PER_S = 50_000
 #: `_RUN_S_PER_HOP`: CPU seconds per hop of a list scheduler's run, to turn a time budget into runs.
-#: `_PATIENCE`: max time of these runs on a busy machine, as a multiple of the budget.
+#: `_PATIENCE`: max time of list scheduler runs on a busy machine, as a multiple of the budget.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 #: `_FIRST_TURN_S`: seconds of the portfolio's first turn (a run of its stages in order).
 #: `_REPEATED`: index of the first stage that later turns repeat.

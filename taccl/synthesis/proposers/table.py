@@ -48,7 +48,7 @@ from taccl.synthesis.transforms.switches import by_switches
 #: Share of the time to spend on baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
 #: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
-#: `_MOST_LATE_S`: max seconds past the time limit for them.
+#: `_MOST_LATE_S`: max seconds past the time limit for baselines in finer chunks.
 _LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5

@@ -57,7 +57,7 @@ _MOST_RANKS, _MOST_SENDS = 96, 350_000
 #: Schedules of at most this many sends are tried whatever their estimated finish.
 _FEW_SENDS = 10_000
 #: `_SHARE`: share of the time left for the search for trees.
-#: `_LEAST_S`: min CPU seconds for this search, but at most the share `_MOST_SHARE` of the time left.
+#: `_LEAST_S`: min CPU seconds for the search for trees, up to the share `_MOST_SHARE` of the time left.
 _SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
 #: Max ratio of the finish in finer chunks to the best finish so far that counts as a gain.
 _PAYS = 0.999

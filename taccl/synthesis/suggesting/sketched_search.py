@@ -27,7 +27,7 @@ from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_for
 
 #: `_PLAIN_SHARE`: share of the time for a first schedule without a sketch.
-#: `_COLD_SHARE`: share of the time for it while worker processes compile the kernels of later searches.
+#: `_COLD_SHARE`: share for the first schedule while worker processes compile the kernels of later searches.
 #: `_SUGGEST_SHARE`: share of the time for suggestions.
 #: `_SKETCH_SHARE`: share of the remaining time for the search under one sketch.
 _PLAIN_SHARE, _COLD_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.4, 0.25, 0.7

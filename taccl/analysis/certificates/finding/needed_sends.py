@@ -101,7 +101,7 @@ class NeededSends:
         self.distances = Distances(problem)
         self.sums_for_all = problem.collective.sums_up
         #: `allowed`: Usable links.
-        #: `single_ended`: True if each of them joins one rank to one rank.
+        #: `single_ended`: True if each usable link joins one rank to one rank.
         self.allowed = frozenset(problem.links_allowed)
         self.single_ended = self.allowed.isdisjoint(wide_links(self.topology))
         self.cache: dict[Any, Any] = {}
