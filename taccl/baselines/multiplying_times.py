@@ -305,7 +305,7 @@ class StepTimes:
         return ticks
 
     def ticks_by_count(self, most: int, digit: Digit, is_same: bool) -> Floats:
-        """Ticks of an exchange as in `step`, by the number of chunks in each message, (most + 1,)."""
+        """(most + 1,) ticks of an exchange, by the chunks in each message; arguments are as in `step`."""
         count = np.maximum(1, np.arange(most + 1))[:, None]
         merged, ticks = -(-count // self.problem.clauses.max_merge), np.zeros(most + 1)
         for kinds in self.loads(digit, is_same)[1]:

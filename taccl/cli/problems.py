@@ -52,7 +52,7 @@ def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
 
 
 def schedule_and_details(file: str, options: argparse.Namespace) -> tuple[Schedule, dict[str, Any]]:
-    """(schedule in a file as in `schedule_in`, details of its search that the file records or {})."""
+    """(schedule that a file holds, details of its search that the file records or {}); see `schedule_in`."""
     from taccl.formats.detection import readable, wrong_format
     from taccl.formats.native import load_schedule, read_document
 

@@ -114,7 +114,7 @@ class _Devices:
         self.firsts: list[str] = []
 
     def add(self, device: re.Match[str], line: str) -> None:
-        """Add a line of the list, which `DEVICE` matches."""
+        """Add a rank from a line of a device list; `device` is the line's match of `DEVICE`."""
         rank, host, pid = int(device[1]), device[3] or "", _PID.search(line)
         self.groups.setdefault(device[2] or "0", {}).setdefault(rank, (host, pid[1] if pid else ""))
         self.firsts += [host] * (rank == 0 and len(self.groups) == 1)

@@ -34,7 +34,7 @@ _NCCL = re.compile(
 #: With five cells, one is the time of HIP events (rccl-tests).
 #: With eight cells, some are the spread over iterations (nccl-tests 2.19).
 _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}
-#: Numbers of cells of two groups. `_WIDTHS`: numbers of cells of one group or two.
+#: `_TWO_GROUPS`: numbers of cells in rows of two groups. `_WIDTHS`: numbers of cells in rows of one or two.
 _TWO_GROUPS = tuple(2 * width for width in _GROUPS)
 _WIDTHS = {*_GROUPS, *_TWO_GROUPS}
 #: Beginning of a row of nccl-tests (see `_NCCL`), up to the reduction or the root.

@@ -40,7 +40,7 @@ from taccl.topology.builder import warn_of_assumptions
 from taccl.topology.recognise import nested_order
 from taccl.topology.topology import Topology
 
-#: `_MOST_MESSAGES`: max messages timed in a search; over the algorithm's messages, the rank orders to try.
+#: `_MOST_MESSAGES`: max messages timed in one search; long algorithms are timed in fewer rank orders.
 #: `_FEWEST_TRIES`, `_MOST_TRIES`: minimum and maximum number of rank orders to try.
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000
 #: Initial temperature of each annealing run, as a part of the makespan.

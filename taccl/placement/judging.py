@@ -25,7 +25,7 @@ _SPLITS, _EFFORT = 3, 0.2
 #: `_FEWEST_RESAMPLES`: minimum number of resamples.
 _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
 #: Maximum share of the remaining time for searches of an order on each half of the measurements.
-#: The rest of the time is for the gains and the standard error of their mean.
+#: The rest of the remaining time is for the gains and the standard error of their mean.
 _SEARCHING = 0.6
 #: One-sided confidence at which a gain is confirmed.
 _CONFIDENCE = 0.99

@@ -226,8 +226,7 @@ def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[
     - `latest`: {number of ranks: min ticks for data to reach that many}.
     """
     below = 0
-    # n: contributions that a send can carry if it starts late enough.
-    # k: ranks that it can serve if it ends early enough.
+    # A send that starts late enough carries up to n contributions; one that ends early enough serves k ranks.
     for pairs in sorted({n * k for n in soonest for k in latest}):
         spans: dict[int, int] = {}
         for n, start in soonest.items():

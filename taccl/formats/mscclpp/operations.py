@@ -10,7 +10,7 @@ from taccl.errors import FormatError
 
 
 class Flow(NamedTuple):
-    """Sources and destinations of an operation of all threads, which copies a source or a sum of sources.
+    """Sources and destinations of a GPU operation that copies a source, or the sum of its sources.
 
     Each is the rank's own chunks (``"own"``), those of another rank (``"remote"``), packets in the rank's
     scratch (``"packets"``), or packets in another rank's scratch (``"remote packets"``); empty for none.

@@ -93,7 +93,7 @@ class Volume:
 
     @cached_property
     def held(self) -> list[dict[int, int]]:
-        """{resource: ticks as in `holds`} for every link."""
+        """{resource: ticks for which a unit of volume holds it} for every link, as in `holds`."""
         table: list[dict[int, int]] = [{} for _ in self.problem.topology.links]
         for link, resource, ticks in zip(*(column.tolist() for column in self.holds), strict=True):
             table[link][resource] = ticks
