@@ -89,12 +89,12 @@ def hierarchical(
     On other topologies there are two forms. In the first, chunks go round rings of the ranks with the same
     local rank in all nodes. They then spread in each node, round a ring or directly. In the second, chunks
     cross to these ranks directly, one chunk of each rank after another; each spreads in its node while the
-    next one crosses. Where some ranks have no chunks, as in a broadcast, there is a third form: the chunks of
-    a rank go to all ranks of its node in turn, along two binary trees or stars of nodes at the same local
-    rank, and spread in each node. In a star, another node passes a chunk on to all others; in a helped star,
-    the first node sends some of these copies. Reductions are the reverse. Chunks that cross a link in one
-    step are one message where sends may merge. The fastest form is returned, and its `producer` names it.
-    Only the merging clauses of the sketch apply.
+    next one crosses. Where some ranks have no chunks, as in a broadcast, there is a third form. The chunks of
+    a rank go to all ranks of its node in turn. They cross along two binary trees or stars of nodes, at the
+    same local rank, and spread in each node. In a star, another node passes a chunk on to all others; in a
+    helped star, the first node sends some of these copies. Reductions are the reverse. Chunks that cross a
+    link in one step are one message where sends may merge. The fastest form is returned, and its `producer`
+    names it. Only the merging clauses of the sketch apply.
 
     Parameters
     ----------

@@ -78,8 +78,9 @@ class Room(NamedTuple):
     - `busy`: (num_parts, num_steps, num_resources) ticks for which it holds each resource.
     - `ready`: (num_parts,) earliest start of the next step.
     - `length`, `place`: (num_parts,) number of steps, and index of the next one.
-    - `loads`: (4, num_resources) figures of a resource: ticks of all further holds, time at which it is free,
-      and shortest times of a part before its first hold and after its last one.
+    - `loads`: (4, num_resources) figures of a resource. The first two are the ticks of all further holds, and
+      the time at which it is free. The others are the shortest times of a part before its first hold, and
+      after its last one.
     """
 
     ticks: Floats

@@ -61,7 +61,8 @@ class Grid:
         """For each turn of a step, the partner of every rank; partners differ in `digit`.
 
         In the first turn the partner's digit is larger by one (modulo the base), in the second by two, and so
-        on, or in each turn by one of `digit.turns`. With weight 0, partners are all ranks of other nodes.
+        on. If `digit.turns` is given, its numbers take the place of one, two, and so on. With weight 0,
+        partners are all ranks of other nodes.
         """
         (node, at), (num_nodes, num) = self.place.T, self.ranks.shape
         if not digit.weight:

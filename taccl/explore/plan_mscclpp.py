@@ -124,7 +124,7 @@ def _other_place(each: PlanRange) -> str:
 def _placed(
     runtime: Runtime, plan: Plan, each: PlanRange, stem: str, ranks_per_node: int | None, *, is_other: bool
 ) -> _PlacedPlan:
-    """MSCCL++ plan of a range for calls in the place of its program, or with `is_other` in the other one."""
+    """MSCCL++ plan of a range for calls in place if its program is in place; the opposite with `is_other`."""
     file, key, notes, program = f"{stem}.plan.json", "mscclpp", list[tuple[str, str]](), each.lowered
     if is_other:
         place = _other_place(each)

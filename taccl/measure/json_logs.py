@@ -25,7 +25,7 @@ _OF_RUN = ("numcycle", "name", "type", "redop", "ranks")
 _OF_ROW = {"name", "size", "type", "redop", "inplace", "time", "algbw", "busbw"}
 
 
-#: Line in place of the part that a file lacks, as the test writes its rows one by one and was ended.
+#: Line that replaces the missing end of a JSON file: the test writes rows one by one, and was stopped.
 CUT_OFF = "# JSON is cut off here"
 #: Characters that open or close objects and lists; or a whole string, which may contain them.
 _BRACKETS = re.compile(r"[\[\]{}]|\"(?:[^\"\\]|\\.)*+\"")

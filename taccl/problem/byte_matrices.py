@@ -119,7 +119,7 @@ def load_sizes(path: str | os.PathLike[str], *, num_ranks: Count | None = None) 
     whole numbers like ``6.4e+07``, as ``numpy.savetxt`` writes them. Lines that begin with ``#`` are
     comments. The first cell or a comment may end with the unit of all numbers, such as MB. Ranks may be named
     in the first row, in the first column, or in both, and the diagonal may be empty. Lists of lists, as JSON
-    or as Python prints them, are read as well, and lists of pairs of ranks below a header such as
+    or as Python prints them, are read as well. So are lists of pairs of ranks below a header such as
     ``src,dst,bytes``.
 
     - `num_ranks`: Number of ranks of a list of pairs, which may lack some; default: up to the last one.

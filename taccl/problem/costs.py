@@ -178,9 +178,10 @@ def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.in
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     """Costs of a topology in integer ticks, and sizes of chunks in integer units.
 
-    If costs need more than a tick per femtosecond, or times more than 64 bits, costs are rounded up to
-    femtoseconds, or to picoseconds if times are too long. A `NumericsWarning` says so. Times and bounds are
-    then those of the rounded costs. `TopologyError` is raised if times need more than 64 bits even so.
+    Costs are rounded up if they need more than a tick per femtosecond, or if times need more than 64 bits. A
+    tick is then a femtosecond, or a picosecond if times are too long. A `NumericsWarning` says so. Times and
+    bounds are then those of the rounded costs. `TopologyError` is raised if times need more than 64 bits even
+    so.
     """
     unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
     scale = Fraction(unit_bytes, BYTES_PER_MB)

@@ -446,7 +446,7 @@ class Search:
         schedule, kept = options.kept(self.best)
         for message in dict.fromkeys(self.fallbacks):
             warn(message, FallbackWarning)
-        # Most important first: notes on the problem are known before the search.
+        # Most important notes first. Notes on the problem come last, as they were known before the search.
         notes = tuple(dict.fromkeys((*faults, *self.fallbacks, *self.notes, *kept, *self.problem.notes)))
         versions = package_versions()
         self.record("overhead", "taccl", "done", options.began_s, message="time outside the other stages")

@@ -242,8 +242,8 @@ def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
     None if there is no such shape. The view may split a sliced axis into an axis of length 1 and one of the
     old length; then the new tensor may be sliced along either. The axis of length 1 is right if
     the old axis consists of heads, the other one if the view only inserts an axis. The latter is chosen if
-    `graph.keeps_lengths`, if the view only adds or removes axes of length 1 (`view.is_squeezed`), or if the
-    old axis is axis 0, which never consists of heads. Otherwise the former is chosen.
+    `graph.keeps_lengths`, or if the view only adds or removes axes of length 1 (`view.is_squeezed`). It is
+    also chosen for axis 0, which never consists of heads. Otherwise the former is chosen.
     """
     tensor, local = graph.tensors[view.name], view.shape
     sliced = graph.mesh.sliced_axes(tensor)

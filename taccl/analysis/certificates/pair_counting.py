@@ -87,8 +87,8 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int, tuple[Labels, Labels]]:
     """(number of (contribution, rank) pairs, earliest tick by which all can be served, witness's labels).
 
-    The tick is 0 if there are no pairs, or if a send into the set holds no resource, as any number can then
-    enter at once.
+    The tick is 0 if there are no pairs. It is also 0 if a send into the set holds no resource, as any number
+    of sends can then enter at once.
     """
     problem, pairs, adding, wanting = demand.problem, 0, 0, 0
     for (data, *_), count in demand.classes.items():

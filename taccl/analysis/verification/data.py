@@ -4,7 +4,7 @@ A copied chunk is a sum with one contribution, which each of its origins holds. 
 one. Fast loops, or sorts of copies, accept valid ones; Python replays all others, and names their faults.
 
 Random reads of long columns would take most of the time of the verifier. So a pass reads all columns once, in
-order of start, and places the transfers of some of the chunks into arrays, which the next pass overwrites.
+order of start. It places the transfers of some of the chunks into arrays, which the next pass overwrites.
 """
 
 from __future__ import annotations

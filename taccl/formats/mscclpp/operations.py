@@ -12,8 +12,8 @@ from taccl.errors import FormatError
 class Flow(NamedTuple):
     """Sources and destinations of a GPU operation that copies a source, or the sum of its sources.
 
-    Each is the rank's own chunks (``"own"``), those of another rank (``"remote"``), packets in the rank's
-    scratch (``"packets"``), or packets in another rank's scratch (``"remote packets"``); empty for none.
+    Each is the rank's own chunks (``"own"``) or those of another rank (``"remote"``). It may also be packets
+    in the rank's scratch (``"packets"``), or in another rank's scratch (``"remote packets"``). Empty: none.
     """
 
     source: str

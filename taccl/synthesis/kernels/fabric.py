@@ -40,8 +40,8 @@ class Fabric(NamedTuple):
     """Arrays of links by slot, of the resources that links share, and of rates at which ranks receive.
 
     A send of u units over a slot takes ``alpha + u * beta`` ticks. The slot is free again after ``own_alpha +
-    u * own_beta``, which covers resources that no other link uses, if holds begin at a fixed time. All other
-    holds (occupations of resources) are rows of the `hold_` arrays.
+    u * own_beta``. This time covers resources that no other link uses, if holds begin at a fixed time. All
+    other holds (occupations of resources) are rows of the `hold_` arrays.
     """
 
     num_ranks: int
