@@ -93,7 +93,7 @@ def _heads(rows: list[list[str]], is_name: Callable[[str], bool]) -> tuple[bool,
         diagonal = [row[place] for place, row in enumerate(rows) if place < len(row)]
         if is_index(starts) or not all(map(is_nothing, diagonal)):
             return True, True
-    # A row or a column of consecutive numbers too many has the numbers of columns or rows.
+    # An extra first row (or column) of consecutive numbers holds the numbers of the columns (or rows).
     is_wide, is_long = len(first) == len(rows) + 1, len(rows) == len(first) + 1
     return is_long and is_index(first), is_wide and is_index([first[0], *starts])
 

@@ -22,7 +22,7 @@ CONTRADICTED = 1.0
 #: Small messages show latency if their times grow more slowly than their sizes to this power.
 _FLAT = 0.5
 #: Slowdown at which the residual is 1, if a size's protocol is predicted slower than the fastest (ours).
-#: This residual is a penalty, as a library chooses the protocol that it predicts to be fastest.
+#: This residual penalises a slow protocol, as a library chooses the one that it predicts to be fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
 #: {parameter: (least value, greatest value)}, by physics.

@@ -244,7 +244,7 @@ NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 6
 #: `NVLS_MANY_CHUNK_BYTES`: max bytes of an NVLS chunk on `NVLS_MANY_NODES` nodes or more.
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
 #: Limits (max bytes, n) on NVLS chunks, to apply in order: on one node, on several (``src/enqueue.cc``).
-#: A limit applies if the data is less than n chunks for each thread block of each rank of a node.
+#: An NVLS chunk is limited if the data is less than n chunks for each thread block of each rank of a node.
 NVLS_CHUNKS = (
     ((64 << 10, 64), (32 << 10, 8), (16 << 10, 2)),
     ((256 << 10, 32), (128 << 10, 16), (64 << 10, 4), (32 << 10, 1)),
