@@ -273,7 +273,7 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         return replace(witness, joins_at=tuple(moments))
     if not isinstance(witness, FlowDual | CutDual):
         return _other_value(witness, problem, rng)
-    if isinstance(witness, FlowDual) or rng.random() < 0.4:
+    if isinstance(witness, FlowDual) or not witness.charges or rng.random() < 0.4:
         prices = list(witness.prices)
         r = rng.randrange(len(prices))
         prices[r] = rng.choice((0, prices[r] + 1, 2 * prices[r], -1))
