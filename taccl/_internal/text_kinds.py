@@ -215,7 +215,7 @@ TEXTS = (
         r"P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test|^P2P Connectivity Matrix",
         "save the full output, with its matrix `P2P=Enabled Bandwidth`",
     ),
-    # Texts on a server and its devices.
+    # Descriptions of the hardware of one server, by NCCL, hwloc or the vendors' tools.
     Text(
         "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)",
         rf"\A{BEFORE_ELEMENT}<graphs?\b",

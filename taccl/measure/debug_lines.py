@@ -13,8 +13,8 @@ _LABEL = (
 _DEBUG = re.compile(rf"(?: *+(?:{_LABEL})\s*+){{0,3}}[\w.-]{{1,253}}:\d+:\d+ \[\d+\] [NR]CCL ")
 #: Message of a line for a call of a collective.
 _CALL = re.compile(r"CCL INFO (\w{1,32}): opCount ")
-#: Start of a line of NCCL_DEBUG=INFO up to its message, in patterns for words anywhere in the message.
-#: The pattern matches at one place of a line only, so that a search takes linear time.
+#: Pattern of the text before the message in a line of NCCL_DEBUG=INFO; it begins other patterns.
+#: It matches at one place of a line only, so that a search takes linear time.
 _INFO = r"^(?>.*?[NR]CCL INFO )"
 #: {network: pattern of the lines that name it}, the most specific first.
 _NETWORK_LINES = {

@@ -390,7 +390,10 @@ class Run:
         return self.size / 1000 / rate, fill_us, self.network_us(_SIMPLE, "ring", model=False)
 
     def _exchange(self) -> tuple[Floats, Floats | float, float]:
-        """Times as of `_message`, if all pairs exchange messages; hosts post those to other nodes in turn."""
+        """(us over the wire, us to fill the pipeline, us between nodes), if all pairs exchange messages.
+
+        Hosts post the messages to other nodes one after another.
+        """
         costs, n, g = self.costs, self.num_ranks, self.per_node
         rate, fill_us = self._pair_pipeline(self.size / n, g - 1, self.node * costs.pair_rates.all)
         outside, peers = self.nic / min(g, costs.ranks_per_nic), n - g

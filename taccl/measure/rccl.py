@@ -50,15 +50,15 @@ def _only(found: Candidate, used: np.ndarray) -> Candidate:
 
 
 def _tree(run: Run) -> Candidate:
-    """Trees under simple: a chunk of each channel passes all ranks of a node, and nodes, up and down.
+    """Times of RCCL's tree allreduce under simple: chains of ranks in nodes, joined by a binary tree.
 
-    Every step moves one chunk of each channel. The first chunk takes a step for each rank on its way.
+    Chunks go up to the root and down again. Every step moves one chunk of each channel by one rank.
     """
     costs, g, m = run.costs, run.per_node, run.num_nodes
     levels = int(log2(m))
     depth = g - 1 + levels
     channels = tuning.RCCL_TREE_CHANNELS
-    # Each rank but one sends all data up to the next one, and all down.
+    # In a tree of n ranks, n - 1 links carry all data up and down, i.e. 2 (n - 1) / n of it per rank.
     rate = min(run.node * g / (2 * (g - 1)), run.network * m / (2 * (m - 1)))
     chunk = np.minimum(chunk_bytes(run.size / channels, depth), run.size / channels)
     steps = np.ceil(run.size / channels / chunk) - 1 + 2 * depth

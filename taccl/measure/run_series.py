@@ -100,7 +100,10 @@ def by_checks(run: LogRun) -> str:
 
 
 def by_counts(rows: list[Row]) -> str:
-    """Allreduce (counts are of all elements) or reduce-scatter (of one rank's part); empty if neither."""
+    """Name of the collective: allreduce if rows count all elements, reduce-scatter if one rank's part.
+
+    Empty if neither fits.
+    """
     parts = {row.parts for row in rows}
     if len(parts) > 1 or parts == {0} or any(not row.reduces or row.has_root for row in rows):
         return ""

@@ -149,7 +149,10 @@ class _Flow:
 
 
 def _gain(lane: Lane, horizon: Fraction, price: Fraction) -> Fraction:
-    """Max gain of the units sent before the horizon, less the price of their latencies."""
+    """Max total gain (see `SumFlow`) of the units that a lane sends before the horizon.
+
+    It is reduced by `price` for every unit that the lane could send during the latencies.
+    """
     spare = horizon - lane.idle
     if not lane.alpha:
         return max(spare, Fraction(0)) ** 2 / (2 * lane.beta)

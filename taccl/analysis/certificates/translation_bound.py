@@ -117,7 +117,7 @@ def divisible_bound(translations: Translations, collective: str, *, chunk_bytes:
 
 
 def path_bound(translations: Translations, collective: str, *, chunk_bytes: int) -> FabricBound:
-    """Time of a chunk's path to the farthest rank, which also holds if sends may merge chunks."""
+    """Bound by the path of a chunk to the farthest rank; it holds even if sends may merge chunks."""
     if translations.num_ranks == 1:
         return _NOTHING
     parts = _parts_of(translations), _parts_of(translations, Fraction(chunk_bytes))

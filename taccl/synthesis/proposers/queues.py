@@ -38,8 +38,8 @@ from taccl.synthesis.proposers.router import (
 
 #: Max sends over all runs; there are at least two runs along paths, or one along trees.
 _TOTAL_SENDS = 200_000
-#: If time is short, sends in a simple order suffice if they take at most this multiple of the peak load of
-#: their routes, so that no other order along these finishes much sooner.
+#: If time is short, a simple order suffices if its finish is at most this multiple of the peak load.
+#: The peak load is a lower bound for all orders of sends along the same routes.
 _CLOSE = 1.02
 #: Max runs of the kernel along paths, each with another rule or other paths.
 _MOST_RUNS = 40

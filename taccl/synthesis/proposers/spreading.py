@@ -43,7 +43,7 @@ class Rule:
     #: With "drawn", another kernel lets every link draw chunks at random.
     order: str = "fewest-first"
     #: A slow link usually sends only chunks that no rank of the receiver's fast component has.
-    #: It may repeat one if the receiver lags by more chunks than fast links carry in `theta` slow sends.
+    #: It may repeat a chunk if the receiver lags by more than fast links carry in `theta` slow sends.
     theta: float = 1.0
     rarest: bool = False  # True: a link sends the rarest of its source's chunks; False: the first to arrive
 
