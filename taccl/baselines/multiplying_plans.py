@@ -115,7 +115,7 @@ class StepPlan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of consecutive chunks of the same part, such that each part's chunks can be scattered."""
+        """Number of consecutive chunks given to a part at once: enough for the scatter steps of each part."""
         return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
 
 

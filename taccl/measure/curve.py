@@ -16,7 +16,7 @@ _OUTLIER = 1.2
 #: A size is irregular if it and the size before it both take longer than the next larger size.
 #: `_REVERSED`: min ratio of the irregular size's time to the time at the next larger size.
 #: `_LASTS`: min ratio of the time at the size before it to the time at the next larger size.
-#: Below `_LASTS`, a single size is slow, which counts as noise unless it is an outlier.
+#: Below `_LASTS`, only one size is slow; this is noise, unless its time exceeds `_OUTLIER`.
 _REVERSED, _LASTS = 1.15, 1.07
 #: Max growth of regular times: ratio of the times at two successive sizes over the ratio of the sizes.
 #: Above it, several messages of the smaller size would be faster than one of the larger size.

@@ -41,7 +41,7 @@ class RankLayout:
     output_offset: int = 0
 
     def canonical(self, slot: Slot, *, in_place: bool) -> Slot:
-        """Slot that stands for the memory of `slot`: in place, that of the larger buffer if it covers it.
+        """Slot by which to name the memory of `slot`; in place, a slot of the larger buffer where possible.
 
         If both buffers are equally large, it is the slot of the output.
         """

@@ -84,7 +84,7 @@ CHANNEL_SPEEDS = {
 }
 #: `SPLIT_GB_PER_S`: min speed in GB/s of channels that NCCL splits in two (``src/graph/search.cc``).
 #: `SPLIT_MANY`: max number of channels for which `SPLIT_GB_PER_S` applies since Hopper.
-#: `SPLIT_MANY_GB_PER_S`: min speed of channels to split, since Hopper, if there are more than `SPLIT_MANY`.
+#: `SPLIT_MANY_GB_PER_S`: since Hopper, this min speed applies if there are more than `SPLIT_MANY` channels.
 SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
 #: `TREE_SHARE`: part of a ring's bandwidth that tree allreduces reach.
 #: `NVLS_US`: base time in us of reductions in NVSwitch (NVLS).
@@ -189,7 +189,7 @@ PAIR_SIZES = {
 #: Source: ``src/graph/paths.cc``, since NCCL 2.29.
 #: Published: 14.5 to 15.2 with one channel on 16 to 64 nodes of B200 and 10 of H100, 26 with two.
 #: `PAIR_PEERS`: peers of a rank to which a channel sends concurrently (``src/include/device.h``).
-#: `NETWORK_PAIR_VERSION`: first version of NCCL with this rule. Older ones have two channels, or a NIC each.
+#: `NETWORK_PAIR_VERSION`: first version of NCCL that chooses the number of channels by these two figures.
 PAIR_CHANNEL_NETWORK_GB_PER_S, PAIR_PEERS, NETWORK_PAIR_VERSION = 14.0, 8, (2, 29)
 
 

@@ -42,7 +42,7 @@ def views(value: Any) -> Any:
 
 @cache
 def compiled_loop(loop: _Loop) -> _Loop:
-    """Form of a loop that is compiled by numba."""
+    """The given loop, compiled by numba at its first call."""
     from taccl._internal.kernels import compiled
 
     return compiled(loop)

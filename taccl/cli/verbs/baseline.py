@@ -109,7 +109,7 @@ def run(options: Namespace) -> Answer:
 
 
 def _predicted(problem: Problem, *, nvls: bool) -> Answer:
-    """Answer with the time that NCCL is expected to take, for a time limit that its schedule exceeds.
+    """Answer with the predicted time of NCCL, if the time limit is too short to build its schedule.
 
     Raises `OutOfTime` unless the topology is a machine by name.
     """

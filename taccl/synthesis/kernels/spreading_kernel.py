@@ -288,7 +288,7 @@ def _rarest(fabric: Fabric, s: SpreadingState, e: int, p: int, k: int, where: in
 
 @inner
 def _claim(fabric: Fabric, s: SpreadingState, d: int, c: int) -> None:
-    """Mark a chunk as expected by a rank and its components."""
+    """Mark a chunk as on its way to a rank, and to the components of the fabric that contain it."""
     s.claimed[d, c >> 3] |= 1 << (c & 7)
     s.missing[d] -= 1
     for k in range(1, s.held.shape[0]):
