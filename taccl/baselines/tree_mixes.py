@@ -358,7 +358,7 @@ class _Mixes:
         return finish_us(self._grid(shares), cores, shares)
 
     def _grid(self, shares: Shares) -> Grid:
-        """Links, with their time for each share."""
+        """Grid with the costs of one share: the beta of each link, divided by the number of shares."""
         return Grid(self.near, self.kind, self.alpha, self.beta / len(shares.core))
 
     def _mix(self, found: _Found) -> TreeMix:

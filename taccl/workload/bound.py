@@ -38,7 +38,7 @@ from taccl.workload.workload import Workload
 #: Max number of sets of collectives whose joint bound is computed: the sets with the largest estimates.
 _MOST_SETS = 6
 #: Time limit in s for a bound on the transfers of a collective, or of a set of collectives.
-#: Bounds that count one rank's contributions share one such limit; those on one rank's results share another.
+#: The bounds per contributing rank share one limit, and so do the bounds per receiving rank.
 _BOUND_S = 4.0
 _NOTHING = Fraction(0)
 

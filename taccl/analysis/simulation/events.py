@@ -90,9 +90,9 @@ class EventTimes:
 
 
 def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Busy and idle ticks of every used resource, busiest first: (resource, number of sends, five times).
+    """(resource, number of sends, ticks busy and ticks idle by cause), for used resources, busiest first.
 
-    The times add up to the finish: busy, idle for data, idle for a clause, idle for another resource, and
+    The ticks add up to the finish: busy, idle for data, idle for a clause, idle for another resource, and
     idle after the last send. Idle time before a send has up to three phases, in this order. The resource is
     idle for data until the send's chunks are at its sources and have reached the resource. It is then idle
     for a clause until every clause admits the send, and then for another resource.

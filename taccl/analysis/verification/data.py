@@ -416,7 +416,7 @@ def _unupdated(
 
 
 #: A pass places at most 1 / `_PASSES` of all transfers, or `_PASS` transfers (24 bytes each) if that is more.
-#: A single chunk is placed in one pass, even if it has more transfers.
+#: All transfers of a chunk are placed in the same pass, even if they exceed this limit.
 _PASSES, _PASS = 8, 1 << 20
 
 

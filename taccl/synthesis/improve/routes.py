@@ -82,7 +82,9 @@ def read_trees(schedule: Schedule) -> list[Tree]:
 
 
 def bare_trees(problem: Problem, *, roots: Mapping[int, int] | None = None) -> list[Tree]:
-    """Trees without links for all chunks, which a search then completes; chunks must not be derived.
+    """Trees without links for all chunks, to which a search adds links.
+
+    The collective must have no derived chunks (`Derivation`).
 
     - `roots`: {chunk: rank where its sum is completed}, if it is not the collective's own root.
     """

@@ -214,7 +214,7 @@ def _listed(
     begin: int,
     limits: Limits,
 ) -> Sends:
-    """All sends in order of start: those inside clusters, then convoys as sends of their single chunks.
+    """All sends of single chunks in order of start: first those inside clusters, then those of convoys.
 
     - `own_of_link`: Ticks for which a chunk occupies a link.
     - `found`: Sends of convoys, whose starts are `begin` ticks later in the result.

@@ -40,7 +40,7 @@ _MOST_COST = 10
 _ROUNDS, _BLOCKS, _ENOUGH = 60, 24, 2e-3
 #: Smallest violation of a row.
 _LEAST = 1e-6
-#: Lengths of the sends of the first rows, as multiples of the latency.
+#: Durations of the sends for which the first linear program has rows, as multiples of the latency.
 _FIRST = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 #: Max dual price of data and of a send in the first linear programs, divided by the number of steps.
 _MOST_PRICE = 100.0
