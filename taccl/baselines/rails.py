@@ -150,9 +150,9 @@ def _plan(num_chunks: int, num_nodes: int, across: int, helps: bool) -> list[tup
 
 
 def _latencies(problem: Problem, nodes: Ints, *, parts: int) -> tuple[int, int, float]:
-    """Turns of `by_rails` after which a message inside a node may be passed on, and one between nodes; ticks.
+    """(turns until a message in a node may be passed on, turns for one between nodes, ticks per turn).
 
-    The ticks are those of a turn. In a turn, a rank sends a chunk to each rank of its node, or each rank
+    Turns are steps of `by_rails`. In a turn, a rank sends a chunk to each rank of its node, or each rank
     sends a chunk to another node, whichever takes longer.
 
     - `parts`: Number of parts into which chunks are cut.
