@@ -153,7 +153,7 @@ def _latencies(problem: Problem, nodes: Ints, *, parts: int) -> tuple[int, int, 
     """(turns until a message in a node may be passed on, turns for one between nodes, ticks per turn).
 
     Turns are steps of `by_rails`. In a turn, a rank sends a chunk to each rank of its node, or each rank
-    sends a chunk to another node, whichever takes longer.
+    sends a chunk to another node. A turn lasts as long as the slower of these two.
 
     - `parts`: Number of parts into which chunks are cut.
     """
