@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 #: `_COLD`: temperature at the end of a run, as a share of the estimated finish.
 #: `_SHARE`: max share of the time left for annealing.
 #: `_COMPILE_S`: CPU seconds to compile the kernel, if that was not done before.
-_AT_ONCE, _COLD, _SHARE, _COMPILE_S = 10_000, 0.000_02, 0.8, 3.0
+#: `_LEAST_S`: min CPU seconds for annealing once the kernel is loaded, which takes 0.2 s of CPU.
+_AT_ONCE, _COLD, _SHARE, _COMPILE_S, _LEAST_S = 10_000, 0.000_02, 0.8, 3.0, 0.06
 _VERBS = {"scatter": SCATTER, "sum": SUM, "gather": GATHER}
 
 
@@ -50,6 +51,7 @@ class Annealing:
         until: Deadline,
     ) -> None:
         self._until, self._most = until.sooner(_SHARE * until.left_s), most_parts
+        self._has_kernel = False
         self._place = {plan: number for number, plan in enumerate(plans)}
         heads: dict[tuple[Digit, bool], int] = {}
         rows = [
@@ -86,7 +88,8 @@ class Annealing:
         - `warm`: Temperature at the start of the run, as a share of the finish.
         - `seed`: Seed of the random numbers.
         """
-        is_late = not is_compiled(anneal) and self._until.left_s < _COMPILE_S * busy_factor()
+        least_s = 0.0 if is_compiled(anneal) else _COMPILE_S * busy_factor()
+        is_late = self._until.has_passed or self._until.left_s < least_s
         if is_late or len(mix) > self._most or any(plan not in self._place for plan, _ in mix):
             return [*mix]
         shape = 3, self._most
@@ -96,6 +99,9 @@ class Annealing:
         ticks, random = self.ticks, np.array([seed + 1], np.uint64)
         ticks[:] = math.inf
         anneal(self._plans, self._steps, mixes, self._room, ticks, np.zeros(0), random)
+        if not self._has_kernel:
+            self._has_kernel = True
+            self._until = self._until.at_least(_LEAST_S * busy_factor())
         heats = ticks[0] * warm * (_COLD / warm) ** (np.arange(moves) / moves)
         for begin in range(0, moves, _AT_ONCE):
             if self._until.has_passed:

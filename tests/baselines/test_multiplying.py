@@ -1,16 +1,18 @@
 """Recursive multiplying: finishes derived by hand."""
 
 import math
+import time
 from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
+import numpy as np
 import pytest
 
 import taccl
 from taccl import collectives
 from taccl._internal.deadline import NEVER, Deadline
-from taccl.baselines import multiplying, one_shot, recursive, spread
+from taccl.baselines import multiplying, multiplying_annealing, one_shot, recursive, spread
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_annealing import Annealing
 from taccl.baselines.multiplying_mix_times import MixTimes
@@ -366,6 +368,25 @@ def test_the_search_for_a_mix_ends_at_its_deadline_with_a_plan(annealed):
     assert taccl.verify(early).ok
     times, plan = soonest_mix(to_mix(problem))
     assert times.ticks(plan) / times.problem.costs.ticks_per_us < early.finish_us
+
+
+def test_a_search_for_a_mix_makes_moves_even_if_loading_its_kernel_takes_all_the_time(monkeypatch):
+    """The clock passes the deadline as the kernel is called first. A search that begins late makes no moves."""
+    now_s, moves = [0.0], []
+
+    def slow(_plans, _steps, _mixes, _room, _ticks, heats, _random):
+        now_s[0] += 10.0 * (not moves)
+        moves.append(len(heats))
+
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(multiplying_annealing, "anneal", slow)
+    problem = make_problem(taccl.topologies.ring(2), "allreduce", size_bytes=2)
+    times, plan = StepTimes(problem, Grid(problem)), PlanPart((Digit(False, 2, 1),))
+    for until, made in ((Deadline(1.0), [0, 5]), (Deadline(10.0), [])):
+        moves.clear()
+        search = Annealing(times, np.zeros(1, int), [plan], most_parts=1, until=until)
+        assert search.improved([(plan, 2)], 5, 1.0, 0) == [(plan, 2)]
+        assert moves == made
 
 
 def test_a_mixed_plan_is_built_only_if_it_may_be_earlier():

@@ -266,6 +266,23 @@ def test_a_mixed_plan_may_take_longer_to_build_than_estimated(monkeypatch):
     assert kept == [1]
 
 
+@pytest.mark.parametrize(("build_s", "is_searched"), [(400, True), (599.99, False)])
+def test_a_mixed_plan_in_the_coarsest_chunks_needs_time_for_a_short_search_only(
+    build_s, is_searched, monkeypatch
+):
+    """600 of 1000 s are for mixed plans. If building takes 400 s, the rest suffices for a first short search."""
+    monkeypatch.setattr(finer, "_mix_s", lambda _: build_s)
+    chosen = []
+    monkeypatch.setattr(
+        finer, "mixed_schedule", lambda *_, most_transfers, **__: chosen.append(most_transfers)
+    )
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
+    forms = finer._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), problem)
+    forms.improve_mix()
+    assert chosen == [finer.mixed_transfers(forms.to_mix[-1])] * is_searched
+    assert forms.skipped == ["annealing of mixed plans"] * (not is_searched)
+
+
 @pytest.mark.slow
 def test_the_first_mixed_plan_precedes_finer_chunks(monkeypatch):
     """If time ends after the first two estimates, the better one is built: equal parts of one plan that overlap.
