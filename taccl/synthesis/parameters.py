@@ -107,7 +107,7 @@ class SuggestingParameters(_Group):
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
     # Numbers of chunks per rank that are tried for problems that leave this number open.
-    # If all data starts or ends at one rank, the last number is also doubled while that pays.
+    # Numbers beyond and between them follow where they pay, except for sums at several ranks.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3  # share of the time to try several numbers of chunks
     counts_only: int = 0  # 1: baselines, too, use only numbers of chunks in `counts`; 0: they use any number

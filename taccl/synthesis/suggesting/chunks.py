@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 from taccl._internal.arguments import Natural, Seconds, checked
 from taccl._internal.caching import cached
@@ -47,10 +48,15 @@ _OVERLAPS = 0.95
 #: `_RUN_TURNS`: number of iterations of the short run of ruin and recreate.
 #: `_RUN_SENDS`: max product of iterations and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
-#: Data that all starts at one rank, or ends there, is cut ever finer while that shortens the schedule.
-#: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best so far, to use these chunks.
-#: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks of a problem that is cut further.
+#: The largest number of chunks is doubled while that shortens the schedule.
+#: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best so far, to double again.
+#: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks, if all data starts or ends at one rank.
 _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
+#: Numbers of chunks near the best one are tried, too.
+#: `_NEARBY_PAYS`: max ratio of their finish to that of the usual numbers, for one of them to be used.
+#: `_NEARBY_ROUNDS`: number of times that the gaps to both neighbours are halved.
+#: `_NEARBY_HOPS`: max hops of a trial (about 10 ms).
+_NEARBY_PAYS, _NEARBY_ROUNDS, _NEARBY_HOPS = 0.99, 3, 50_000
 #: Reason for a skipped step.
 _COLD = "its kernels are not compiled"
 #: Max ratio of the list scheduler's finish with a number of chunks to its earliest, to improve that schedule.
@@ -124,7 +130,7 @@ def choose_with_sketches(
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
     if not problems:  # every number would make chunks of less than a byte
         return whole, []
-    best, best_us, untried = _soonest(problems, options, until, give_up, skipped)
+    best, best_us, untried = _soonest(whole, problems, options, until, give_up, skipped)
     sketches: list[SketchProposal] = []
     first_s, may_suggest = effort(problem) * _SUGGEST_S_PER_HOP, is_unguided(problem, options.parameters)
     is_late = first_s > until.left_s
@@ -184,6 +190,7 @@ def cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
 
 
 def _soonest(
+    whole: Problem,
     problems: dict[int, Problem],
     options: Options,
     until: Deadline,
@@ -199,12 +206,12 @@ def _soonest(
     The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
     scheduler in Python is better on few hops. It also runs if kernels are not compiled and cannot be in time.
 
-    If all data starts at one rank or ends there, and the largest number is best, it is doubled while that
-    pays. The problems with larger numbers are added to `problems`.
+    Numbers near the best one follow (`_add_nearby`); a better one is added to `problems`.
 
     If the phases of sums overlap, short runs of ruin and recreate compare the numbers instead. Its kernels
     must be compiled for this.
 
+    - `whole`: The problem in its own chunks.
     - `skipped`: {step that is skipped for lack of compiled kernels: reason}, which is filled here.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
@@ -245,8 +252,8 @@ def _soonest(
             best, best_us = problem, made.finish_us
     if until.cancellation.why and best_us == math.inf:
         raise KeyboardInterrupt
-    if compiles and first and best is problems[max(problems)] and is_at_one_rank(best):
-        _add_finer(problems, first, options, until)
+    if len(first) == len(problems) and not suggesting.counts_only:
+        _add_nearby(whole, problems, first, options, until)
     if first:
         count, best_us = _overlapped(first, options, until, skipped)
         best = problems[count]
@@ -258,28 +265,68 @@ def _soonest(
     return best, best_us, untried
 
 
-def _add_finer(
-    problems: dict[int, Problem], first: dict[int, Schedule], options: Options, until: Deadline
+def _add_nearby(
+    whole: Problem,
+    problems: dict[int, Problem],
+    first: dict[int, Schedule],
+    options: Options,
+    until: Deadline,
 ) -> None:
-    """Add problems in ever more chunks, each twice as many as before, while the schedule gets shorter.
+    """Add the problem in the best number of chunks beyond or between those tried, if that pays.
 
-    - `first`: {number of chunks: the compiled list scheduler's schedule}; schedules of added problems are put
-      in.
+    The finish is a term that falls with the number of chunks, plus one that rises, plus rounding. So the
+    largest number is doubled while it is the best. Then each round halves the gaps between the best number
+    and its neighbours. Only the compiled list scheduler is fast enough for these trials.
+
+    - `whole`: The problem in its own chunks.
+    - `problems`: {number of chunks: problem}; the added problem is put in.
+    - `first`: {number of chunks: schedule}; the schedule of the added problem is put in, and earlier ones by
+      the compiled list scheduler.
     """
-    parts, whole = 2 * max(problems) // min(problems), problems[min(problems)]
-    while not (options.parameters.suggesting.counts_only or until.has_passed):
-        best_us = min(made.finish_us for made in first.values())
-        arrivals = parts * whole.collective.num_chunks * whole.topology.num_ranks
-        if arrivals > _MOST_ARRIVALS or parts > min(whole.chunk_bytes):
-            break
+    finishes = {count: made.finish_us for count, made in first.items()}
+    least_us, is_pipelined = min(finishes.values()), is_at_one_rank(whole)
+    if min(finishes, key=finishes.__getitem__) <= 2 or (whole.collective.sums_up and not is_pipelined):
+        return
+    if not (suits(whole) and has_kernels(whole, options, until)):
+        return
+    tried: dict[int, Schedule] = {}
+
+    def attempt(count: int) -> None:
+        """Try a number of chunks; an earlier finish is put into `finishes` and `tried`."""
+        options.observer.report(f"{format_count(count, 'chunk')} per rank", min(finishes.values()))
         made = None
         with suppress(InputError, NoSolutionError), until.interruptible():
-            problem = cut(whole, parts)
-            made = compiled_schedule(problem, options, until)
-        if made is None or made.finish_us > _FINER_PAYS * best_us:
+            made = compiled_schedule(problems.get(count) or cut(whole, count), options, until)
+        if made is not None and made.finish_us < finishes.get(count, math.inf):
+            finishes[count], tried[count] = made.finish_us, made
+
+    def is_small(count: int, *, doubled: bool = False) -> bool:
+        """True if time suffices for a trial, and chunks have at least one byte."""
+        if count > min(whole.chunk_bytes) or until.has_passed:
+            return False
+        if is_pipelined and doubled:
+            return count * whole.collective.num_chunks * whole.topology.num_ranks <= _MOST_ARRIVALS
+        return count * effort(whole) <= _NEARBY_HOPS
+
+    if effort(problems[max(problems)]) <= options.parameters.suggesting.few_hops:
+        for count in [count for count in finishes if finishes[count] <= _FAR * least_us]:
+            attempt(count)
+    most, least_us = max(finishes), min(finishes.values())
+    while finishes[most] <= least_us and is_small(2 * most, doubled=True):
+        attempt(2 * most)
+        if finishes.get(2 * most, math.inf) > _FINER_PAYS * least_us:
             break
-        count = problem.collective.chunks_per_rank
-        problems[count], first[count], parts = problem, made, 2 * parts
+        most, least_us = 2 * most, finishes[2 * most]
+    for _ in range(_NEARBY_ROUNDS):
+        counts, best = sorted(finishes), min(finishes, key=finishes.__getitem__)
+        place = counts.index(best)
+        for fewer, more in pairwise(counts[max(0, place - 1) : place + 2]):
+            if more - fewer > 1 and is_small((fewer + more) // 2):
+                attempt((fewer + more) // 2)
+    first.update((count, made) for count, made in tried.items() if count in first)
+    best = min(finishes, key=finishes.__getitem__)
+    if best not in first and finishes[best] <= _NEARBY_PAYS * min(made.finish_us for made in first.values()):
+        problems[best], first[best] = tried[best].problem, tried[best]
 
 
 def _overlapped(
