@@ -43,8 +43,9 @@ _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 5e-4, 0.5, 2
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program and the times of its range.
 #: `_BRIEF_S`: seconds that are allowed for the first program in any case.
 _TIMING_S, _QUICK_S, _LATE_S, _BRIEF_S = 1.5e-5, 0.1, 1.5, 0.25
-#: Min seconds that must be left for a synthesis to begin.
-LEAST_SYNTHESIS_S = 0.1
+#: `LEAST_SYNTHESIS_S`: min seconds that must be left for a synthesis to begin.
+#: `_OVERRUN_S`: CPU seconds by which the last synthesis may exceed its time limit before it is given up.
+LEAST_SYNTHESIS_S, _OVERRUN_S = 0.1, 0.2
 
 
 def _spread(count: int) -> list[int]:
@@ -181,22 +182,21 @@ class PlanSearch:
         """
         left = num_missing = total = len(self.grid) * len(cases)
         try:
-            with until.enforced(lambda: bool(self.candidates)):
+            with until.later(_OVERRUN_S * busy_factor()).enforced(lambda: bool(self.candidates)):
                 for place in _spread(len(self.grid)):
                     size = self.grid[place]
                     said = []
                     for name, problems in cases:
-                        share = until.left_s / left
-                        left -= 1
                         stage = f"{format_size(size)}, {name}"
-                        if share < LEAST_SYNTHESIS_S and self.candidates:
+                        if until.left_s / left < LEAST_SYNTHESIS_S and self.candidates:
+                            left -= 1
                             self.log.end(stage, status="skipped", message="no time left")
                             continue
                         problem = self._on_runtime(problems[place], size)
+                        share_s = max(until.left_s / left, LEAST_SYNTHESIS_S)
+                        left -= 1
                         try:
-                            result = synthesize(
-                                problem, time_limit_s=max(share, LEAST_SYNTHESIS_S), **options
-                            )
+                            result = synthesize(problem, time_limit_s=share_s, **options)
                         except (InfeasibleError, NoSolutionError) as error:
                             num_missing -= 1
                             self.failure = error

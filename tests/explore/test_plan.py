@@ -466,6 +466,29 @@ def test_time_for_a_program_is_that_of_its_runtime(lower_s, has_program):
     assert RUNTIMES["mscclpp"].lower_s > 4 * RUNTIMES["msccl"].lower_s
 
 
+def test_limits_of_syntheses_leave_out_the_time_to_choose_a_protocol(monkeypatch):
+    """The choice of a protocol takes 10 of 100 s for each of two sizes, and each synthesis takes its limit."""
+    now_s, limits_s = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+
+    def chosen(_, problem, __):
+        now_s[0] += 10.0
+        return problem
+
+    def synthesized(_, *, time_limit_s):
+        limits_s.append(time_limit_s)
+        now_s[0] += time_limit_s
+        raise NoSolutionError("none")
+
+    monkeypatch.setattr(plan_search.PlanSearch, "_on_runtime", chosen)
+    monkeypatch.setattr(plan_search, "synthesize", synthesized)
+    search = plan_search.PlanSearch(GRID[:2], lambda _: None, [FOUR])
+    problems = [taccl.make_problem(FOUR, "allgather", size_bytes=size) for size in GRID[:2]]
+    search.synthesize([("no sketch", problems)], Deadline(100.0))
+    assert limits_s == [45, 35]
+    assert now_s == [100]
+
+
 def test_lowering_obeys_the_time_limit(monkeypatch):
     """A program that takes longer than estimated is given up at the time limit."""
     monkeypatch.setattr(plan_search, "runnable", endless)
