@@ -288,19 +288,25 @@ class _Trials:
 
 
 def compiled_schedule(
-    problem: Problem, options: Options, give_up: Deadline, *, is_late: bool = False
+    problem: Problem, options: Options, give_up: Deadline, *, is_late: bool = False, num_runs: int = 1
 ) -> Schedule | None:
-    """Schedule of one run of the compiled list scheduler; None if it does not support the problem.
+    """Schedule of a few runs of the compiled list scheduler; None if it does not support the problem.
 
     None also if it is not compiled yet, and time does not suffice to compile it.
 
     - `is_late`: True for a run as short as possible, without merged sends.
+    - `num_runs`: Max number of runs.
     """
     if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None
     limit_s = 0.0 if is_late else None
     return schedule_large(
-        problem, merges=not is_late, time_limit_s=limit_s, num_runs=1, seed=options.seed, deadline=give_up
+        problem,
+        merges=not is_late,
+        time_limit_s=limit_s,
+        num_runs=num_runs,
+        seed=options.seed,
+        deadline=give_up,
     )
 
 
