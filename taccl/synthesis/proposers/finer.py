@@ -237,7 +237,7 @@ class _Forms:
             return
         build_s, most = _mix_s(fit[0]), mixed_transfers(fit[0])
         # The search often takes all its time. If the machine is busy, building takes longer than estimated.
-        with latest.enforced():
+        with latest.sooner(max(ends_at.left_s + build_s, self.deadline.left_s)).enforced():
             until = ends_at.later(-build_s)
             found = mixed_schedule(self.problem, until, below_us=self.finish_us, most_transfers=most)
             if found is not None:
