@@ -53,11 +53,12 @@ _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks, if all data starts or ends at one rank.
 _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
 #: Numbers of chunks near the best one are tried, too.
-#: `_NEARBY_PAYS`: max ratio of their finish to that of the usual numbers, for one of them to be used.
+#: `_NEARBY_PAYS`: max ratio of their finish to that of the other numbers, for one of them to be used. A gain
+#: of 1 % by the list scheduler may be lost in the search.
 #: `_NEARBY_ROUNDS`: number of times that the gaps to both neighbours are halved.
 #: `_NEARBY_HOPS`: max hops of a trial (about 10 ms).
 #: `_NEARBY_RUNS`: runs of the list scheduler in a trial. One run finishes up to 12 % later than four.
-_NEARBY_PAYS, _NEARBY_ROUNDS, _NEARBY_HOPS, _NEARBY_RUNS = 0.99, 3, 50_000, 4
+_NEARBY_PAYS, _NEARBY_ROUNDS, _NEARBY_HOPS, _NEARBY_RUNS = 0.98, 3, 50_000, 4
 #: Reason for a skipped step.
 _COLD = "its kernels are not compiled"
 #: Max ratio of the list scheduler's finish with a number of chunks to its earliest, to improve that schedule.
@@ -319,6 +320,7 @@ def _add_nearby(
         if finishes.get(2 * most, math.inf) > _FINER_PAYS * least_us:
             break
         most, least_us = 2 * most, finishes[2 * most]
+        problems[most], first[most] = tried[most].problem, tried[most]
     for _ in range(_NEARBY_ROUNDS):
         counts, best = sorted(finishes), min(finishes, key=finishes.__getitem__)
         place = counts.index(best)
