@@ -32,9 +32,11 @@ class _Room(NamedTuple):
     """Storage for the trees of one share.
 
     - `price`: (2, num_classes, num_steps) prices of sends that add, then of those that copy in reversed time.
-    - `cost`: (num_ranks, num_steps + 1) least cost to collect the data of a rank's subtree by a step.
-    - `sent`: (num_steps + 1,) the same, including the send to the next rank.
+    - `cost`: (2, num_ranks, num_steps + 1) least cost to collect the data of a rank's subtree by a step.
+    - `sent`: Same, including the send to the next rank.
+    - `side`: (num_ranks,) which of both rows of a rank in `cost` and `sent` holds; the other is spare.
     - `order`: (num_ranks,) ranks from the leaves to the hubs.
+    - `renewed`: (num_ranks,) ranks whose rows a change of a tree renews.
     - `way`, `step`: (2, num_ranks), as in `Shares`, of the trees before.
     - `before`: As in `Times`.
     """
@@ -42,7 +44,9 @@ class _Room(NamedTuple):
     price: Floats
     cost: Floats
     sent: Floats
+    side: Ints
     order: Ints
+    renewed: Ints
     way: Ints
     step: Ints
     before: Ints
@@ -170,47 +174,57 @@ def _sort(near: Ints, way: Ints, order: Ints, step: Ints) -> None:
 
 
 @inner
-def _collect(grid: Grid, half: int, way: Ints, num_hubs: int, due: int, room: _Room) -> None:
-    """Least costs to collect the data of each subtree by each step up to `due`, for `way` in `room.order`.
-
-    The row of the last rank, a hub, is replaced by the sum over all hubs.
-    """
-    num_ranks = len(way)
-    cost, sent, price, order = room.cost, room.sent, room.price, room.order
-    for v in range(num_ranks):
-        for k in range(due + 1):
-            cost[v, k] = 0.0
-    for i in range(num_ranks - num_hubs):
-        v = order[i]
-        u, c, least = grid.near[v, way[v]], grid.kind[half, v, way[v]], np.inf
+def _renew(grid: Grid, half: int, way: Ints, v: int, due: int, room: _Room) -> None:
+    """Set a rank's least costs by each step up to `due` in its spare rows, which then hold."""
+    side = room.side
+    side[v] = 1 - side[v]
+    cost, sent = room.cost[side[v], v], room.sent[side[v], v]
+    for k in range(due + 1):
+        cost[k] = 0.0
+    ways = grid.near.shape[1]
+    for each in range(ways):  # neighbours by their ranks
+        u = grid.near[v, ways - 2 - 2 * each if 2 * each < ways else 2 * each - ways + 1]
+        if u < 0 or way[u] < 0 or grid.near[u, way[u]] != v:
+            continue
+        given = room.sent[side[u], u]
+        if way[v] < 0:
+            for k in range(due + 1):
+                cost[k] += given[k]
+        else:
+            before = room.before[half, grid.kind[half, u, way[u]], grid.kind[half, v, way[v]]]
+            for k in range(due):
+                cost[k] += given[before[k]]
+    if way[v] >= 0:
+        price, least = room.price[half, grid.kind[half, v, way[v]]], np.inf
         sent[0] = np.inf
         for k in range(due):
-            least = min(least, cost[v, k] + price[half, c, k])
+            least = min(least, cost[k] + price[k])
             sent[k + 1] = least
-        if way[u] < 0:
-            for k in range(due + 1):
-                cost[u, k] += sent[k]
-        else:
-            before = room.before[half, c, grid.kind[half, u, way[u]]]
-            for k in range(due):
-                cost[u, k] += sent[before[k]]
-    last = order[num_ranks - 1]
+
+
+@inner
+def _total(num_hubs: int, due: int, room: _Room) -> float:
+    """Least cost of the trees to all hubs by a step."""
+    num_ranks = len(room.order)
+    last = room.order[num_ranks - 1]
+    total = room.cost[room.side[last], last, due]
     for i in range(num_ranks - num_hubs, num_ranks - 1):
-        for k in range(due + 1):
-            cost[last, k] += cost[order[i], k]
+        total += room.cost[room.side[room.order[i]], room.order[i], due]
+    return total
 
 
 @inner
 def _cost(grid: Grid, half: int, way: Ints, num_hubs: int, due: int, room: _Room) -> float:
     """Least cost of trees, for hubs due by a step."""
     _sort(grid.near, way, room.order, room.step[half])
-    _collect(grid, half, way, num_hubs, due, room)
-    return float(room.cost[room.order[len(way) - 1], due])
+    for i in range(len(way)):
+        _renew(grid, half, way, room.order[i], due, room)
+    return _total(num_hubs, due, room)
 
 
 @inner
 def _time(grid: Grid, half: int, way: Ints, due: int, room: _Room) -> None:
-    """Set the steps of the sends of the cheapest trees that `_collect` found, for hubs due by a step."""
+    """Set the steps of the sends of the cheapest trees, after `_cost`, for hubs due by a step."""
     num_ranks, step = len(way), room.step[half]
     for i in range(num_ranks - 1, -1, -1):
         v = room.order[i]
@@ -220,7 +234,7 @@ def _time(grid: Grid, half: int, way: Ints, due: int, room: _Room) -> None:
         u, c, least, latest = grid.near[v, way[v]], grid.kind[half, v, way[v]], np.inf, -1
         end = step[u] if way[u] < 0 else room.before[half, c, grid.kind[half, u, way[u]], step[u]]
         for k in range(end):
-            each = room.cost[v, k] + room.price[half, c, k]
+            each = room.cost[room.side[v], v, k] + room.price[half, c, k]
             if each < least:
                 least, latest = each, k
         step[v] = latest
@@ -231,24 +245,37 @@ def _mutate(
     grid: Grid, half: int, num_hubs: int, due: int, tries: int, room: _Room, random: NDArray[np.uint64]
 ) -> None:
     """Let ranks of the trees `room.way[half]` send to other neighbours, as long as that costs no more."""
-    way, num_ranks = room.way[half], len(grid.near)
+    near, way, step, renewed = grid.near, room.way[half], room.step[half], room.renewed
     least = _cost(grid, half, way, num_hubs, due, room)
-    for _ in range(tries):
-        v, new = _draw(random, num_ranks), _draw(random, grid.near.shape[1])
+    for v in range(len(way)):
+        step[v] = -1  # last try in which a rank was on the new path
+    for i in range(tries):
+        v, new = _draw(random, len(way)), _draw(random, near.shape[1])
         old = way[v]
-        if old < 0 or new == old or grid.near[v, new] < 0:
+        if old < 0 or new == old or near[v, new] < 0:
             continue
-        u = grid.near[v, new]
+        u = near[v, new]
         while u != v and way[u] >= 0:
-            u = grid.near[u, way[u]]
+            step[u] = i
+            u = near[u, way[u]]
         if u == v:
             continue
-        way[v] = new
-        cost = _cost(grid, half, way, num_hubs, due, room)
+        step[u] = i
+        way[v], renewed[0], number = new, v, 1
+        for joined in range(2):
+            u = near[v, new] if joined else near[v, old]
+            while u >= 0 and (joined or step[u] < i):
+                renewed[number], number = u, number + 1
+                u = near[u, way[u]] if way[u] >= 0 else -1
+        for j in range(number):
+            _renew(grid, half, way, renewed[j], due, room)
+        cost = _total(num_hubs, due, room)
         if cost <= least:
             least = cost
         else:
             way[v] = old
+            for j in range(number):
+                room.side[renewed[j]] = 1 - room.side[renewed[j]]
     _cost(grid, half, way, num_hubs, due, room)
     _time(grid, half, way, due, room)
 
@@ -270,11 +297,11 @@ def _choose(
         for s in range(num_shapes):
             for v in range(num_ranks):
                 room.order[v] = orders[s, v]
-            _collect(grid, half, cores.way[core, s], cores.num_hubs[core], num_steps, room)
-            last = room.order[num_ranks - 1]
+                _renew(grid, half, cores.way[core, s], orders[s, v], num_steps, room)
             for k in range(num_steps + 1):
-                if room.cost[last, k] < least[half, k]:
-                    least[half, k], shape[half, k] = room.cost[last, k], s
+                total = _total(cores.num_hubs[core], k, room)
+                if total < least[half, k]:
+                    least[half, k], shape[half, k] = total, s
     best, best_begin = np.inf, -1
     for begin in range(num_steps + 1 - length):
         total = least[0, begin] + least[1, num_steps - length - begin]
@@ -296,13 +323,6 @@ def _swap(grid: Grid, cores: Cores, shares: Shares, i: int, core: int, begin: in
             room.way[half, v], room.step[half, v] = way, step
     shares.core[i], shares.begin[i] = core, begin
     _count(grid, cores, shares, i, 1)
-
-
-@inner
-def _renew_times(grid: Grid, cores: Cores, shares: Shares, i: int, times: Times) -> None:
-    """Give the new sends of a share their places in `times`."""
-    list_sends(grid, cores, shares, i, times)
-    order_sends(times)
 
 
 @inner
@@ -343,8 +363,10 @@ def reassign(
     times = room_for_times(grid, cores, shares)
     room = _Room(
         np.empty((2, num_classes, num_steps)),
-        np.empty((num_ranks, num_steps + 1)),
-        np.empty(num_steps + 1),
+        np.empty((2, num_ranks, num_steps + 1)),
+        np.empty((2, num_ranks, num_steps + 1)),
+        np.zeros(num_ranks, np.int64),
+        np.empty(num_ranks, np.int64),
         np.empty(num_ranks, np.int64),
         np.empty((2, num_ranks), np.int64),
         np.empty((2, num_ranks), np.int64),
@@ -398,12 +420,14 @@ def reassign(
             room.step[1, v] = num_steps - 1 - room.step[1, v]
         _swap(grid, cores, shares, i, core, begin, room)
         if drifts:
-            _renew_times(grid, cores, shares, i, times)
+            list_sends(grid, cores, shares, i, times)
+            order_sends(times)
         finish = _finish_us(grid, shares.sends, times, sharp, clashes, drifts, weight)
         if finish > before * (1 + _ROUNDING):
             finish = before
             _count(grid, cores, shares, i, -1)
             _swap(grid, cores, shares, i, own, own_begin, room)
             if drifts:
-                _renew_times(grid, cores, shares, i, times)
+                list_sends(grid, cores, shares, i, times)
+                times.live[0] = 1 - times.live[0]
     return True

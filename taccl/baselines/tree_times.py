@@ -79,12 +79,14 @@ class Shares(NamedTuple):
 class Times(NamedTuple):
     """Sends for all shares of the data, and times of messages.
 
-    Messages of a step have numbers: those that add by the class of their links, then those that copy.
+    Messages are numbered by steps. In each come those that add, by the class of their links, then those that
+    copy.
 
-    - `rows`: (num_shares, most_sends, 4) step, message, and source and destination in `has` of each send.
+    - `rows`: (num_shares, most_sends, 3) message, and source and destination in `has` of each send.
     - `number`: (num_shares,) number of sends of each share.
-    - `first`, `order`: (num_steps + 1,) and (num_sends, 3) number of sends before each step, and message,
-      source and destination of all sends in the order of steps.
+    - `live`: (1,) which of both tables in `first` and `order` holds; the other has the sends before a change.
+    - `first`, `order`: (2, num_messages + 1) and (2, 2, num_sends) number of sends before each message, and
+      source and destination of all sends in the order of messages.
     - `has`, `free`: (num_shares * num_ranks,) and (num_classes,) storage of `arrivals`.
     - `end`: (2, num_steps, 2 * num_classes) time from the start to the end of each message, then from
       its start to the finish.
@@ -95,10 +97,11 @@ class Times(NamedTuple):
     - `joined`: (2, num_classes, num_classes) true if data pass from a link of one class to one of the other.
     """
 
-    rows: Ints
+    rows: NDArray[np.uint32]
     number: Ints
+    live: Ints
     first: Ints
-    order: Ints
+    order: NDArray[np.uint32]
     has: Floats
     free: Floats
     end: Floats
@@ -124,10 +127,11 @@ def room_for_times(grid: Grid, cores: Cores, shares: Shares) -> Times:
                         joined[half, grid.kind[half, v, way], grid.kind[half, u, onward]] = True
     most_sends = 2 * num_ranks + cores.kind.shape[1]
     return Times(
-        np.empty((num_shares, most_sends, 4), np.int64),
+        np.empty((num_shares, most_sends, 3), np.uint32),
         np.zeros(num_shares, np.int64),
-        np.empty(num_steps + 1, np.int64),
-        np.empty((num_shares * most_sends, 3), np.int64),
+        np.zeros(1, np.int64),
+        np.empty((2, 2 * num_classes * num_steps + 1), np.int64),
+        np.empty((2, 2, num_shares * most_sends), np.uint32),
         np.empty(num_shares * num_ranks),
         np.empty(num_classes),
         np.empty((2, num_steps, 2 * num_classes)),
@@ -147,20 +151,21 @@ def list_sends(grid: Grid, cores: Cores, shares: Shares, i: int, times: Times) -
             way = shares.way[half, i, v]
             if way >= 0:
                 row, number = rows[number], number + 1
-                row[0], row[1] = shares.step[half, i, v], half * num_classes + grid.kind[half, v, way]
-                row[2 + half], row[3 - half] = i * num_ranks + v, i * num_ranks + grid.near[v, way]
+                row[0] = (2 * shares.step[half, i, v] + half) * num_classes + grid.kind[half, v, way]
+                row[1 + half], row[2 - half] = i * num_ranks + v, i * num_ranks + grid.near[v, way]
     for j in range(cores.kind.shape[1]):
         if cores.kind[core, j] >= 0:
             row, number = rows[number], number + 1
-            row[0], row[1] = shares.begin[i] + cores.step[core, j], cores.kind[core, j]
-            row[2], row[3] = i * num_ranks + cores.ends[core, j, 0], i * num_ranks + cores.ends[core, j, 1]
+            row[0] = 2 * (shares.begin[i] + cores.step[core, j]) * num_classes + cores.kind[core, j]
+            row[1], row[2] = i * num_ranks + cores.ends[core, j, 0], i * num_ranks + cores.ends[core, j, 1]
     times.number[i] = number
 
 
 @inner
 def order_sends(times: Times) -> None:
-    """Sort the sends of all shares by step, into `times.first` and `times.order`."""
-    first, order = times.first, times.order
+    """Sort the sends of all shares by message, into the other tables in `times`, which then hold."""
+    times.live[0] = 1 - times.live[0]
+    first, order = times.first[times.live[0]], times.order[times.live[0]]
     for k in range(len(first)):
         first[k] = 0
     for i in range(len(times.number)):
@@ -173,7 +178,7 @@ def order_sends(times: Times) -> None:
             row = times.rows[i, j]
             first[row[0]] -= 1
             at = first[row[0]]
-            order[at, 0], order[at, 1], order[at, 2] = row[1], row[2], row[3]
+            order[0, at], order[1, at] = row[1], row[2]
 
 
 @inner
@@ -190,28 +195,30 @@ def arrivals(grid: Grid, count: Ints, times: Times, back: int) -> float:
     - `back`: 1 to let time run backwards.
     """
     _, num_classes, num_steps = count.shape
-    first, order, has, free, finish = times.first, times.order, times.has, times.free, 0.0
+    first, order = times.first[times.live[0]], times.order[times.live[0]]
+    takes, gives = order[back], order[1 - back]
+    has, free, finish = times.has, times.free, 0.0
     for i in range(len(has)):
         has[i] = 0.0
     for c in range(num_classes):
         free[c] = 0.0
     for each in range(num_steps):
         k = num_steps - 1 - each if back else each
-        end = times.end[back, k]
-        for m in range(2 * num_classes):
-            end[m] = 0.0
-        for j in range(first[k], first[k + 1]):
-            end[order[j, 0]] = max(end[order[j, 0]], has[order[j, 1 + back]])
+        end, at = times.end[back, k], 2 * num_classes * k
         for place in range(2):
             half = 1 - place if back else place
             for c in range(num_classes):
                 m = half * num_classes + c
-                end[m] = max(end[m], free[c]) + message_us(grid, count, half, c, k)
+                start = free[c]
+                for j in range(first[at + m], first[at + m + 1]):
+                    start = max(start, has[takes[j]])
+                end[m] = start + message_us(grid, count, half, c, k)
                 if count[half, c, k] > 0:
                     free[c] = end[m]
-                    finish = max(finish, free[c])
-        for j in range(first[k], first[k + 1]):
-            has[order[j, 2 - back]] = max(has[order[j, 2 - back]], end[order[j, 0]])
+                    finish = max(finish, end[m])
+        for m in range(2 * num_classes):
+            for j in range(first[at + m], first[at + m + 1]):
+                has[gives[j]] = max(has[gives[j]], end[m])
     return finish
 
 
@@ -222,8 +229,10 @@ def weigh(grid: Grid, count: Ints, times: Times, sharp: float, weight: Floats) -
     - `sharp`: As in `reassign`.
     - `weight`: (2, num_classes, num_steps) weights, which fall with the slack; at most 1 in each step.
     """
-    finish = arrivals(grid, count, times, 0)
-    arrivals(grid, count, times, 1)
+    finish = 0.0
+    for back in range(2):  # one call is compiled to faster code than two
+        end_us = arrivals(grid, count, times, back)
+        finish = finish if back else end_us
     _, num_classes, num_steps = count.shape
     for k in range(num_steps):
         total = 0.0
