@@ -207,7 +207,7 @@ def _total(num_hubs: int, due: int, room: _Room) -> float:
     """Least cost of the trees to all hubs by a step."""
     num_ranks = len(room.order)
     last = room.order[num_ranks - 1]
-    total = room.cost[room.side[last], last, due]
+    total = float(room.cost[room.side[last], last, due])
     for i in range(num_ranks - num_hubs, num_ranks - 1):
         total += room.cost[room.side[room.order[i]], room.order[i], due]
     return total
