@@ -63,7 +63,8 @@ _BRIEF, _LONG, _DRIFTING, _FEW_SENDS = 6, 24, 24, 200_000
 _SHARPNESS, _DRIFT_SHARPNESS = (8.0, 60.0, 240.0), (3.0, 30.0)
 #: A link that both adds and copies in a step sends twice in it, which costs a latency more.
 #: `_FREE`: share of the sweeps, the first ones, that ignore the extra latency of adding and copying.
-#: `_CLASHES`: some long searches close links to adds or copies that take less than this many latencies.
+#: `_CLASHES`: some long searches let such a link drop the rarer of adds and copies in the step,
+#: if these take less than this number of latencies.
 _FREE, _CLASHES = 0.4, 0.5
 #: Links drift apart from the best number of steps, and from a share of it whose steps are divided:
 #: (share of the number, number of parts).

@@ -261,7 +261,7 @@ def _made(
             warnings.simplefilter("ignore", AssumptionWarning)
             rates, notes = assumed_rates(load_topology(word, **given), gpus)
         found = load_topology(word, **given, **rates)
-        # The rates are now those of NCCL, as in NCCL's own files.
+        # NCCL's rates replace the assumed ones, so the topology gets the profile of NCCL's own files.
         return found.changed(profile="nccl") if rates else found, notes
     if word in SHAPES:
         return parse(word, nodes=nodes, profile=profile, nvls=bool(SHAPES[word].nvls)), ()

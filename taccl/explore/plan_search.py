@@ -36,7 +36,7 @@ from taccl.topology.topology import Topology
 _PROGRAMS_SHARE = 0.6
 #: `_FINISH_S`: CPU seconds per send to lower, check, time at other sizes and write to files (estimate).
 #: `_LARGE_SHARE`: max share of the remaining time that one schedule may need to be lowered and written.
-#: `_FEWEST_PROGRAMS`: min programs to lower before ranges are compared; none if there is time for fewer.
+#: `_FEWEST_PROGRAMS`: with time to lower fewer programs, `_tiles_in_haste` alone chooses the ranges of sizes.
 _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 5e-4, 0.5, 2
 #: `_TIMING_S`: CPU seconds per send to verify a schedule (3e-6), and to time it at each size (2.5e-6).
 #: `_QUICK_S`: max CPU seconds of a baseline that is built for several sizes even if time is up.

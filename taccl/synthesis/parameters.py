@@ -61,7 +61,7 @@ class BudgetParameters(_Group):
 
 @dataclass(frozen=True, slots=True)
 class ListParameters(_Group):
-    """The list scheduler and its restarts (``benchmarks.quality``)."""
+    """Time limits and shares of the list scheduler in a search (``benchmarks.quality``)."""
 
     share: float = 0.1  # the list scheduler's share of the time in the portfolio
     most_s: float = 1.0  # max seconds of the list scheduler in the portfolio

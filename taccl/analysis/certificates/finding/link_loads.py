@@ -254,9 +254,9 @@ class _Program:
         return found
 
     def _add_first(self) -> None:
-        """Add rows that limited the last program, and rows of sends of some lengths.
+        """Add the first rows: those that limited the previous program, and sends of durations in `_FIRST`.
 
-        Such sends are used by all data that they lead away from its source.
+        A send of the second kind is used by all data that it leads away from its source.
         """
         table = np.full((self.steps + 1, self.steps + 1), -1)
         table[self.begin, self.end] = np.arange(len(self.begin))
