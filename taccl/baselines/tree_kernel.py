@@ -150,7 +150,7 @@ def _set_prices(
 
 @inner
 def _sort(near: Ints, way: Ints, order: Ints, step: Ints) -> None:
-    """Set `order` to the ranks from the leaves to the hubs; `step` is for the depths of the ranks."""
+    """Write the ranks to `order`, those deepest in the trees first and hubs last; write depths to `step`."""
     num_ranks, deepest = len(way), 0
     for v in range(num_ranks):
         step[v] = -1

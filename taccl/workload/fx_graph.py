@@ -155,9 +155,9 @@ class Graph:
         return Named(operation.name) if shape is None else View(operation.name, shape, is_squeezed)
 
     def _of_rows(self, kind: str, values: Sequence[Any], **options: Any) -> Any:
-        """Result of an operation whose `Own` operands become tensors that are sliced along their first axis.
+        """Result of an operation whose per-rank operands (`Own`) become tensors sliced along the first axis.
 
-        None if no operand is such an `Own`, or if the operation has no valid layout on slices.
+        None if no operand is an `Own` with axes, or if the operation has no valid layout on slices.
         """
         if not any(isinstance(value, Own) and value.shape for value in values):
             return None

@@ -156,8 +156,8 @@ def steps_of(times: Sequence[int]) -> list[tuple[int, int]]:
     return steps
 
 
-#: Levels [(gain, [(since, tail), ...]), ...]: a send serves up to `gain` more pairs at a level than below it.
-#: Such a send starts at `since` or later, and ends at least `tail` ticks before the finish.
+#: [(gain, [window, ...]), ...] by level: a send in a window serves up to `gain` more pairs than below.
+#: Sends in a window (since, tail) start at `since` or later, and end at least `tail` ticks before the finish.
 Windows = list[tuple[int, list[tuple[int, int]]]]
 
 

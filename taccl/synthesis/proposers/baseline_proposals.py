@@ -42,7 +42,8 @@ _LOAD_S, _RUN_S, _UNEVEN_RUNS = 0.5, (0.3, 1.0), 3
 #: A baseline's first form is the first schedule that it completes; it may build variants after that.
 #: `_SAFE_SHARE`: max share of the time until its deadline that the preferred baseline may need to be next.
 #: `_FIRST_TIMES`: otherwise, max build time of the next baseline's first form, as a multiple of the shortest.
-#: `_QUICK_S`: CPU seconds that a first form, and its variants, may take in any case.
+#: `_QUICK_S`: a first form that needs at most this number of CPU seconds is never too slow to be next.
+#: This is also the least time that the first baseline gets to build variants.
 _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 #: Max seconds past its deadline for the first baseline to build variants, once one schedule is complete.
 _VARIANTS_S = 1.0

@@ -55,9 +55,9 @@ _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
 #: Neighbourhoods that free the last arrivals are not counted.
 _RANDOM_SHARE = 0.5
 #: A round solves a job shop in which some routes are free.
-#: `_ROUND_S`: seconds of a round.
-#: `_LAST_ROUND_S`: seconds of a round that frees the routes of the last arrivals.
-#: `_ROUND_S_PER_HOP`: further seconds per optional hop.
+#: `_ROUND_S`: solver time of a round, in s, unless it frees the routes of the last arrivals.
+#: `_LAST_ROUND_S`: solver time, in s, of a round that frees the routes of the last arrivals.
+#: `_ROUND_S_PER_HOP`: further seconds of a round per optional hop.
 #: `_MOST_ROUND_S`: max seconds of any round.
 _ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
 
