@@ -106,12 +106,12 @@ class TreeMix(NamedTuple):
         return number // math.gcd(number, problem.collective.num_chunks)
 
     def num_transfers(self, problem: Problem) -> int:
-        """Number of transfers in a problem: chunks times the mean number of transfers per chunk of a part."""
+        """Number of transfers in a problem: its chunks times the mean over parts of transfers per chunk."""
         total = sum(len(sends[0]) * len(copies) for sends, copies in self.plans)
         return round(total / self.num_parts * problem.collective.num_chunks)
 
     def estimated_us(self, problem: Problem) -> float:
-        """Finish, apart from the rounding of bytes."""
+        """Estimated finish in us; ignores that parts of the data are rounded to whole bytes."""
         return self.finish_us
 
 
@@ -407,7 +407,7 @@ def _earlier(best: _Found, found: _Found | None) -> _Found:
 
 
 def _divided(found: _Found, parts: int) -> tuple[Shares, Cores]:
-    """Copies of shares and cores whose steps are divided into parts; sends are in the last part."""
+    """Copies of shares and cores with each step divided into `parts` steps; all sends are in the last one."""
     shares, cores = found.shares, found.cores
     begin, step = ((each + 1) * parts - 1 for each in (shares.begin, shares.step))
     sends = np.zeros((*shares.sends.shape[:2], found.steps * parts), np.int64)

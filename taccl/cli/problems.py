@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: `_LEAST_CHUNK`: min bytes of a chunk of layers, as in the paper on PHub.
 #: `_CHUNKS_PER_SERVER`: default number of chunks per server, if chunks are no smaller than `_LEAST_CHUNK`.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
-#: Seconds of work on all pairs of ranks that are not saved, however short the time limit is.
+#: Work on all pairs of ranks may take this number of seconds even if the time limit is shorter.
 _BRIEF_S = 0.5
 #: Options that change a fabric given by name, so that it may not look alike from every rank.
 _CHANGING = ("sketch", "ranks", "without_rank", "nodes", "profile", "matrix", "layers")

@@ -115,9 +115,9 @@ class Gates:
         return soonest
 
     def late_arrivals(self, num: int) -> Ints:
-        """(num_gates, num) earliest ticks by which 1 to num chunks arrive, in sends that end at 0 or later.
+        """(num_gates, num) min ticks until 1 to num chunks have arrived through a gate (bottleneck resource).
 
-        These sends may have started before 0.
+        No send ends before time 0, but the first one may have started before it.
         """
         after = self._holds(np.arange(1, num + 1) - self.most[:, None]) - self.end_spread[:, None]
         return np.asarray(np.maximum(after, 0), dtype=np.int64)
