@@ -171,7 +171,7 @@ class _Search:
         return [timed(part, cut), timed(part, size - cut)] if cut else [batch]
 
     def _joined(self, first: TimedPart, second: TimedPart) -> TimedPart | None:
-        """Merge two batches of the same nodes, or of disjoint nodes with equal numbers of chunks; else None."""
+        """Merge two batches of the same nodes, or of disjoint nodes with equally many chunks; else None."""
         if (first.part.summed, first.part.after) == (second.part.summed, second.part.after):
             return self._mixes.timed(first.part, first.size + second.size)
         if not (first.part.summed and second.part.summed):
