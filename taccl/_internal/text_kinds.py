@@ -326,7 +326,7 @@ TEXTS = (
     ),
     Text("object of Kubernetes", r"^apiVersion: [\w./]+$", unsupported(f"{_SERVER}; {HOSTS}")),
     # These kinds come last, as their patterns match many other texts.
-    # In any line, once the kinds of text that may hold such a table beside their own lines are excluded.
+    # The table may begin at any line. Other texts that may hold such a table were recognised before.
     Text("table of measured times", rf"(?i)^{_TIMES_HEAD}", FIT_TABLE),
     Text(
         MATRIX_IN_TEXT,

@@ -131,7 +131,7 @@ def _protocol(facts: Facts) -> Found:
     found = matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
     if found and facts.is_slow_pcie and facts.slows_ll:  # forcing LL does not slow its usual sizes
         return "possible", found[1] + MATCHES, f"{found[2]}; but sizes where LL is usual are slow too"
-    # LL or LL128 is only possible if protocol simple without NVLS, or fewer links, explain the rate.
+    # If inactive NVLS or failed links explain the rate as well, LL or LL128 is not likely but only possible.
     is_other = _nvls_off(facts) or _nvlinks_down(facts) or _xgmi_down(facts)
     return found and ("possible" if is_other else found[0], *found[1:])
 

@@ -11,7 +11,7 @@ BOUND_MET, NOTHING_BETTER = "bound met", "nothing better found"
 TIME_LIMIT, INTERRUPTED = "time limit", "interrupted"
 GAP_MET, STOPPING_RULE = "gap met", "stopping rule"
 _LONGER = "a longer search may find some of it"
-#: {reason that is no rule's: what may find a better schedule}.
+#: {reason for the end of a search, other than a stopping rule: what may improve the result}.
 REMEDIES = {
     BOUND_MET: "another number of chunks may find some of it",
     NOTHING_BETTER: "another sketch or number of chunks may help",

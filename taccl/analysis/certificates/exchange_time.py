@@ -221,7 +221,7 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     sharing, size = nodes.size * (nodes.number - 1), nodes.size
     # Start cells to try for the send between nodes: a slice per number of holds inside the node before it.
     # Before `grid.shift`, no hold can precede the send.
-    # From `grid.twice` on, earlier holds cost nothing, so only their largest number is tried.
+    # From `grid.twice` on, holds before the send count as free, so only their largest number is tried.
     first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
     times = [slice(0, last), *[slice(first, last)] * (size - 2), slice(first, None)]
     found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)
@@ -308,7 +308,8 @@ class _Search(HorizonSearch["ExchangeTime"]):
         sharing = nodes.size * (nodes.number - 1)
         worth = _worth(nodes, grid, cells, costs, round(pair * _FACTOR)) / (sharing * _FACTOR)
         # Start from the prices that holds of length 0 need.
-        # Then adjust each price twice to the holds over its time, and at last all prices by one factor.
+        # Twice, multiply each price by the largest ratio of gain to cost of any hold over its time.
+        # At last, multiply all prices by the largest ratio of any hold.
         nics = _whole(np.diag(worth))
         for again in (True, True, False):
             nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
