@@ -46,7 +46,7 @@ OF_NETWORK = ("sockets", "gdr-off", "nic-unused")
 _OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")
 #: Causes of a low rate that also delay small messages, as all messages go through host memory or NICs.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled", "no-peers", "mnnvl-off")
-#: Causes recognised by rates that differ among large messages, by their size or their place.
+#: Causes recognised by rates of large messages that differ by size, or between in place and out of place.
 #: A slow rail is not among these causes: it slows all large messages by the same share.
 _BY_KIND = ("place", "falls", "collapse", "unaligned")
 
@@ -131,7 +131,7 @@ def _protocol(facts: Facts) -> Found:
     found = matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
     if found and facts.is_slow_pcie and facts.slows_ll:  # forcing LL does not slow its usual sizes
         return "possible", found[1] + MATCHES, f"{found[2]}; but sizes where LL is usual are slow too"
-    # If inactive NVLS or failed links explain the rate as well, LL or LL128 is not likely but only possible.
+    # If inactive NVLS, or fewer or slower links, explain the rate as well, LL or LL128 is only possible.
     is_other = _nvls_off(facts) or _nvlinks_down(facts) or _xgmi_down(facts)
     return found and ("possible" if is_other else found[0], *found[1:])
 

@@ -150,7 +150,7 @@ class Memory:
         return found
 
     def at(self, place: int) -> int:
-        """Number of the content of a place."""
+        """Number that stands for the content at a place (a slot of a buffer)."""
         found = self._held[place]
         if found < 0:
             _, slot = self.places.slot(place)

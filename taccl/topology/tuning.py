@@ -169,9 +169,9 @@ PACK_BYTES = 16
 
 
 class PairSizes(NamedTuple):
-    """Sizes in bytes of a message between two ranks: of its chunks, and least and most for a channel.
+    """Sizes in bytes for a message between two ranks: of its chunks, and min and max per channel.
 
-    - `smaller`: (size of a message, divisor of the chunks of smaller ones), in falling order of sizes.
+    - `smaller`: [(size, divisor), ...] from large to small sizes: chunks of smaller messages are divided.
     """
 
     chunk: int
@@ -180,7 +180,8 @@ class PairSizes(NamedTuple):
     smaller: tuple[tuple[int, int], ...] = ()
 
 
-#: Sizes of messages over NVLink, and of ranks on several nodes (``src/init.cc``, ``addP2pToPlan``).
+#: Sizes for messages between two ranks, over NVLink ("node") and between nodes ("network").
+#: Source: ``src/init.cc``, ``addP2pToPlan``.
 PAIR_SIZES = {
     "node": PairSizes(512 << 10, 64 << 10, 16 << 20),
     "network": PairSizes(128 << 10, 64 << 10, 128 << 10, ((1 << 20, 2), (128 << 10, 4))),

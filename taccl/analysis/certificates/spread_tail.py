@@ -202,7 +202,8 @@ class TailSpread:
         self._wants = np.isin(np.arange(costs.num_ranks), list(wanting)) if wanting else label >= 0
         self._merges = out.most.max(initial=1) > 1
         self._senders = cache(lambda most: fastest_senders(out, most))
-        #: Gates into the sets: from outside (by source, as one group), from other sets (by source, by set).
+        #: Senders into the sets, as two lists: ranks outside all sets, then ranks of other sets.
+        #: Each list groups them twice: by rank, and with all outside ranks (or each set) as one sender.
         self._fed: list[Fed] = []
         #: Labels `awake`, `inside` and `entered` of the witness, as `SpreadTail` defines them.
         self.labels: tuple[Labels, Labels, Labels] = (), (), ()
