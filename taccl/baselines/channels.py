@@ -229,7 +229,7 @@ def _packed(pool: ChannelPool, sets: list[list[int]]) -> tuple[ChannelPool, list
     share, bound = pool.shares()
     sets += _rounded(share)
     # For large nodes the linear program lacks some columns, so its optimum is no bound on the rate.
-    # Few random orders are tried there, or none.
+    # For these nodes, few random orders are tried, or none.
     fewest, most = (0, 0 if pattern.size > MAX_CHANNELS else 2)
     if pattern.size <= MOST_EXACT:
         fewest, most = _FEWEST_TRIES, _TRIES

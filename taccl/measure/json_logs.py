@@ -174,7 +174,7 @@ def _device_lines(config: dict[str, Any]) -> Iterator[str]:
 
 
 class _Known(dict[str, str]):
-    """Values for a text, with a question mark for each absent one."""
+    """Values for `str.format_map`; an absent value becomes a question mark."""
 
     def __missing__(self, key: str) -> str:
         return "?"
