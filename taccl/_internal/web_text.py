@@ -8,8 +8,8 @@ import re
 #: Tags around text and tables on web pages. Single letters are tags of other XML, too.
 _NAMES = "table|thead|tbody|tr|t[dh]|pre|code|samp|span|div|br|strong|em|font|li|ul|ol|details|summary"
 _TAG = re.compile(rf"</?(?:{_NAMES})(?:\s[^<>\n]{{0,500}})?/?>", re.IGNORECASE)
-#: `_ENDS_LINE`: end of a line or of a row of a table, unless the line ends there anyway.
-#: `_ENDS_CELL`: end of a cell.
+#: `_ENDS_LINE`: tag that ends a line or a row of a table, unless a line break follows it.
+#: `_ENDS_CELL`: tag that ends a cell.
 _ENDS_LINE = re.compile(r"(?:<br\s*/?>|</(?:tr|div|li|summary)>)(?![^\S\n]*\n)", re.IGNORECASE)
 _ENDS_CELL = re.compile(r"</t[dh]>", re.IGNORECASE)
 #: Character references, such as ``&lt;`` or ``&#160;``.

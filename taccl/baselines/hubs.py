@@ -350,7 +350,10 @@ def _two_hubs(size: int) -> RingPlan | None:
 
 
 def _one_hub(size: int) -> RingPlan | None:
-    """Plan in which one hub collects the sum over both sides and spreads it; None for fewer than 3 ranks."""
+    """Plan in which one hub collects the sum from both directions of the ring, and returns it.
+
+    None for fewer than 3 ranks.
+    """
     if size < 3:
         return None
     far, collect = size // 2, []

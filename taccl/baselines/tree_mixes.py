@@ -45,7 +45,7 @@ _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 310_000
 #: `_MOST_ORDERS`: max orders of the dimensions that the first trees take.
 _MOST_CORES, _MOST_ORDERS = 64, 6
 #: `_FINER`: ratio of each number of shares to the one before, while more shares shorten the mix.
-#: `_MOST_PARTS`: max number of shares with all their images.
+#: `_MOST_PARTS`: max number of shares, multiplied by the number of images (symmetric copies) of each.
 #: `_MOST_UNEVEN`: approximate share of the time that the first number of shares may lose by uneven loads.
 _FINER, _MOST_PARTS, _MOST_UNEVEN = 4, 8000, 0.5
 #: Max ratio of finishes, per doubling of transfers, at which a mix with more transfers is preferred.
@@ -82,7 +82,7 @@ class TreeMix(NamedTuple):
     """Mix of plans on a mesh: parts of the chunks follow images of the plans.
 
     - `plans`: (sends of a plan, permutations of the ranks) of each plan; one permutation for each part.
-    - `finish_us`: Finish, apart from the rounding of bytes.
+    - `finish_us`: Estimated finish in us; ignores that parts of the data are rounded to whole bytes.
     """
 
     plans: tuple[tuple[PlanSends, list[Ints]], ...]

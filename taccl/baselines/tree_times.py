@@ -77,7 +77,7 @@ class Shares(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Sends for all shares of the data, and times of messages.
+    """Arrays with the sends of each share of the data, and the time that each message takes.
 
     Messages are numbered by steps. In each come those that add, by the class of their links, then those that
     copy.

@@ -21,9 +21,9 @@ from taccl.runtimes.table import RUNTIMES as RUNTIMES
 #: `MAX_ELEMENTS`: max XML elements of a rank, such as threadblocks and steps.
 MAX_DEPENDED_ID, MAX_PEERS, MAX_COUNT, MAX_ELEMENTS = 127, 32, 71, 4095
 #: Limits of the MSCCL XML parsers on text.
-#: `MAX_NAME`: max characters of a name.
+#: `MAX_NAME`: max characters of the name of an algorithm.
 #: `MAX_ATTRIBUTES`: max attributes of an element.
-#: `MAX_VALUE`: max characters of a value.
+#: `MAX_VALUE`: max characters of the value of an attribute.
 MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 63, 16, 255
 #: `USUALLY_IN_PLACE`: collectives that PyTorch calls in place.
 #: `IN_BOTH_PLACES`: collectives that PyTorch calls both in place and out of place.

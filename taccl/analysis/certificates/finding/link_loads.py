@@ -320,7 +320,7 @@ class _Program:
         return worst
 
     def priced(self, limit_s: float) -> Priced | None:
-        """Best prices found in a time; None if there are none.
+        """Best prices found within `limit_s` seconds; None if none are found.
 
         Prices that the latest program finds are lowered until they suffice for all sends.
         """
