@@ -22,6 +22,7 @@ from taccl.errors import InputError
 from taccl.problem.costs import hold_columns, link_ends
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import broadcast_phase, reduce_phase
+from taccl.synthesis.kernels.events import MOST_WIDE
 from taccl.synthesis.proposers.router import MOST_REROUTED
 from taccl.synthesis.proposers.spreading import has_chunk_masks
 
@@ -243,19 +244,21 @@ class _Phase:
 
     def search(self, *, keeps_best: bool, spilled: bool) -> int:
         """Peak bytes of the list scheduler."""
-        fabric = 400 * self.num_links + 100 * self.num_chunks
+        fixed = 400 * self.num_links + 100 * self.num_chunks
         num_kept = 0 if spilled else 2 if keeps_best else 1
         if self.to_one or self.masked:
             trees = 8 * self.num_chunks if self.masked else 4 * _NUM_TREES * self.num_trees
             hop_bytes = _HOP_BYTES + _SENT_BYTES * num_kept
             pairs = self.num_chunks * self.num_ranks
             rerouted = _REROUTED_BYTES * pairs if self.to_one and pairs <= MOST_REROUTED else 0
-            return fabric + trees * self.num_ranks + rerouted + hop_bytes * self.num_sends
+            return fixed + trees * self.num_ranks + rerouted + hop_bytes * self.num_sends
         bits = self.num_chunks * self.num_ranks // 8
         log = self._small * (self.num_sends + self.num_chunks)
         columns = self.columns * num_kept
         trees = _TREE_BYTES * self.num_ranks * self.num_chunks if self.partial else 0
-        return fabric + max(trees, bits * (5 if self.partial else 2) + log + columns)
+        # 64-bit starts are kept beside the columns to which they are narrowed.
+        wide = 8 * self.num_sends if self.num_sends <= MOST_WIDE and not spilled else 0
+        return fixed + max(trees, bits * (5 if self.partial else 2) + log + columns + wide)
 
     def verification(self, topology: Topology, num_summed: int) -> int:
         """Peak bytes of the verifier, without the columns that it reads.

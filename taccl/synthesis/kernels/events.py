@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Negative return values of a kernel in place of a finish: the reasons why it found no schedule.
 STUCK, OVER_LIMIT, STOPPED, HEAP_FULL = -1, -2, -3, -4
 #: Max sends whose starts are computed in 64 bits; with more, 32 bits are tried, and redone on overflow.
-_MOST_WIDE = 1 << 22
+MOST_WIDE = 1 << 22
 
 #: Indices in `Timeline.scalar`; the last one is a count for the kernel's own use.
 SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
@@ -68,7 +68,7 @@ def run_events(
     room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
     while True:
         num_sends, kernel = begin()
-        if num_sends <= _MOST_WIDE and limits.spill_dir is None:
+        if num_sends <= MOST_WIDE and limits.spill_dir is None:
             start_type = np.int64
         types = (chunk_type, np.int32, start_type)
         chunk, link, start = (room_for(num_sends, dtype, limits.spill_dir) for dtype in types)
