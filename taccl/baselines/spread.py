@@ -44,7 +44,7 @@ _MOST_OF_WHOLE_SUMS = 80_000
 #: `_LONG_CUT`: a cut of more than four times as many transfers takes long, so that coarser ones come first.
 #: `MANY_CUT`: default max transfers of a schedule that is cut further.
 #: `_MOST_CUT`: max transfers of a schedule after the cut.
-MANY_CUT, _MOST_CUT, _LONG_CUT = 20_000, 100_000, 3_000
+MANY_CUT, _MOST_CUT, _LONG_CUT = 20_000, 100_000, 1_500
 
 
 def run(

@@ -54,6 +54,8 @@ _MERGED_PARTS, _MERGED_ARRIVALS, _SEPARATE_PARTS = (1, 2, 8, 64), 300_000, (2, 4
 #: `_LISTED_GAIN`: max ratio of estimated to best known finish at which a form without merging is built.
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 
+#: CPU seconds to cut the data of one rank, even if time is up: whole, it takes many times as long to send.
+_LEAST_CUT_S = 0.3
 #: CPU seconds for estimates of merged forms, and to build the earliest one, even if time is up.
 _LEAST_FORMS_S = 0.6
 #: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU s, fixed and per link, to estimate plans of recursive multiplying.
@@ -333,7 +335,8 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
     usual = {name for name, row in TABLE.items() if row.finer_chunks in (kind, "both")}
     few = [
         (
-            factor * row_of(name).build_s > most_s,
+            # Data of one rank is first cut coarsely, so that some schedule is complete in time.
+            factor * row_of(name).build_s > most_s and not (kind == "root" and name in usual),
             name not in usual,
             # A whole chunk of one rank takes one of many paths, unlike finer ones.
             0.0 if kind == "root" and name in usual else soonest_cut_us(whole),
@@ -350,7 +353,8 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             late.append(name)
             continue
         found = None
-        with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: best), until.enforced():
+        limit = until.at_least(busy_factor() * _LEAST_CUT_S) if kind == "root" and best is None else until
+        with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: best), limit.enforced():
             found = baseline(name, open_problem)
             tried.add(name)
         if found is None:  # time was up: take the best complete schedule
