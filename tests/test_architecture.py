@@ -43,7 +43,7 @@ LINES = (
     ("_internal.value_readers",),
     ("_internal.readers",),
     ("_internal.arguments", "_internal.kernels", "_internal.reading"),
-    ("_internal.validation",),
+    ("_internal.draws", "_internal.validation"),
     ("topology", "problem.chunks", "solvers"),
     ("problem.collective",),
     ("problem.custom_collectives",),

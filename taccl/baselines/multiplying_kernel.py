@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from taccl._internal.draws import draw_below
 from taccl._internal.kernels import compiled, inner
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -90,17 +90,6 @@ class Room(NamedTuple):
     length: Ints
     place: Ints
     loads: Floats
-
-
-@inner
-def _draw(random: NDArray[np.uint64], below: int) -> int:
-    """Random whole number from 0 to `below` - 1 (xorshift)."""
-    x = random[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    random[0] = x
-    return int(np.int64(x * np.uint64(2685821657736338717) >> np.uint64(33)) % below)
 
 
 @inner
@@ -209,7 +198,7 @@ def _amount(size: int, random: NDArray[np.uint64]) -> int:
     powers = 1
     while 1 << powers <= size:
         powers += 1
-    return min(size, 1 << _draw(random, powers + 1))
+    return min(size, 1 << draw_below(random, powers + 1))
 
 
 @inner
@@ -217,7 +206,7 @@ def _change(mixes: Mixes, num_plans: int, random: NDArray[np.uint64]) -> bool:
     """Make the changed mix a random neighbour of the current one; false if it would have too many parts."""
     _copy(mixes, 1, 2)
     plan, size, number = mixes.plan[2], mixes.size[2], mixes.number[2]
-    move, here = _draw(random, 100), _draw(random, number)
+    move, here = draw_below(random, 100), draw_below(random, number)
     if move < _NEW:
         for k in range(number):
             if size[k] > size[here]:
@@ -230,21 +219,21 @@ def _change(mixes: Mixes, num_plans: int, random: NDArray[np.uint64]) -> bool:
         if size[here] == 0:
             _remove(mixes, here)
         if move < _NEW:
-            old = _draw(random, num_plans)
-            _insert(mixes, mixes.number[2] * _draw(random, 2), old, moved)
+            old = draw_below(random, num_plans)
+            _insert(mixes, mixes.number[2] * draw_below(random, 2), old, moved)
         else:
-            _insert(mixes, _draw(random, mixes.number[2] + 1), old, moved)
+            _insert(mixes, draw_below(random, mixes.number[2] + 1), old, moved)
     elif move < _SHIFT:
-        size[_draw(random, number)] += moved
+        size[draw_below(random, number)] += moved
         size[here] -= moved
         if size[here] == 0:
             _remove(mixes, here)
     elif move < _REPLAN:
-        plan[here] = _draw(random, num_plans)
+        plan[here] = draw_below(random, num_plans)
     else:
         moved = size[here]
         _remove(mixes, here)
-        _insert(mixes, _draw(random, number), old, moved)
+        _insert(mixes, draw_below(random, number), old, moved)
     return True
 
 
@@ -268,7 +257,7 @@ def anneal(
     for heat in heats:
         if not _change(mixes, len(plans.kind), random):
             continue
-        unit = (1 + _draw(random, 1 << 30)) / (1 << 30)
+        unit = (1 + draw_below(random, 1 << 30)) / (1 << 30)
         found = _finish(plans, steps, mixes, 2, room, ticks[1] - heat * math.log(unit))
         if found == math.inf:
             continue

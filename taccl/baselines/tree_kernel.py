@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl._internal.draws import draw_below
 from taccl._internal.kernels import compiled, inner
 from taccl.baselines.tree_times import arrivals, list_sends, order_sends, room_for_times, weigh
 
@@ -50,17 +51,6 @@ class _Room(NamedTuple):
     way: Ints
     step: Ints
     before: Ints
-
-
-@inner
-def _draw(random: NDArray[np.uint64], below: int) -> int:
-    """Random whole number from 0 to `below` - 1 (xorshift)."""
-    x = random[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    random[0] = x
-    return int((x * np.uint64(2685821657736338717) >> np.uint64(33)) % np.uint64(below))
 
 
 @inner
@@ -250,7 +240,7 @@ def _mutate(
     for v in range(len(way)):
         step[v] = -1  # last try in which a rank was on the new path
     for i in range(tries):
-        v, new = _draw(random, len(way)), _draw(random, near.shape[1])
+        v, new = draw_below(random, len(way)), draw_below(random, near.shape[1])
         old = way[v]
         if old < 0 or new == old or near[v, new] < 0:
             continue
@@ -395,7 +385,7 @@ def reassign(
         _set_prices(grid, shares, sharp, clashes, drifts, weight, room.price)
         best, core, begin, collects, spreads = np.inf, -1, -1, -1, -1
         for each in range(num_cores):
-            if own >= 0 and each != own and _draw(shares.random, others) > 0:
+            if own >= 0 and each != own and draw_below(shares.random, others) > 0:
                 continue
             cost, at = _choose(grid, cores, orders[each], least, shape, each, room)
             if cost < best:

@@ -77,10 +77,10 @@ class Shares(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Arrays with the sends of each share of the data, and the time that each message takes.
+    """Sends of each share of the data, and the time of each message.
 
-    Messages are numbered by steps. In each come those that add, by the class of their links, then those that
-    copy.
+    Messages are numbered by steps. Within a step, messages that add come first, by the class of their links.
+    Messages that copy follow.
 
     - `rows`: (num_shares, most_sends, 3) message, and source and destination in `has` of each send.
     - `number`: (num_shares,) number of sends of each share.
