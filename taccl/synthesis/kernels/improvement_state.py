@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from taccl._internal.draws import draw_below
 from taccl._internal.kernels import inner
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from taccl.synthesis.kernels.fabric import Bools, Floats, Ints
@@ -144,13 +144,8 @@ class Rules(NamedTuple):
 
 @inner
 def draw(room: Room, below: int) -> int:
-    """Random whole number from 0 to `below` - 1 (xorshift)."""
-    x = room.random[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    room.random[0] = x
-    return int((x * np.uint64(2685821657736338717) >> np.uint64(33)) % np.uint64(below))
+    """Random whole number from 0 to `below` - 1."""
+    return draw_below(room.random, below)
 
 
 @inner
