@@ -21,6 +21,7 @@ from taccl._internal.reading import parse_json, read_text
 from taccl.errors import FormatError, InputError
 from taccl.explore.plan_runtimes import coverage_text
 from taccl.explore.plan_xml import XML_FOLDER
+from taccl.formats.files import folder_path
 from taccl.formats.native import bounds_of, save
 from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.runtime import PlanFiles, Runtime
@@ -40,8 +41,8 @@ _OWN_XML = re.compile(r"range-\d+\.xml")
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """Path of the folder to write a plan to; `InputError` if it cannot or must not be written."""
     where = os.fspath(folder)
-    path = Path(os.path.abspath(folder))
     try:
+        path = folder_path(folder)
         names = sorted(os.listdir(path))
     except FileNotFoundError:
         names = []

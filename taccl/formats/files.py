@@ -81,13 +81,28 @@ def check_page(path: str | os.PathLike[str], *, overwrite: bool = False) -> None
     check_writable(path, overwrite=overwrite)
 
 
+def folder_path(folder: str | os.PathLike[str]) -> Path:
+    """Absolute path of an output folder, new or existing; `InputError` for no path, ``-`` or a file."""
+    where = os.fspath(folder)
+    _check_name(where, "folder")
+    path = Path(os.path.abspath(folder))
+    if os.path.lexists(path) and not path.is_dir():
+        raise InputError("is not a folder; give the path of a folder, new or existing", where=where)
+    return path
+
+
+def _check_name(where: str, kind: str) -> None:
+    """Raise `InputError` for an empty path, and for ``-``, by which other programs mean stdout."""
+    if not where:
+        raise InputError(f"found an empty path; give the path of a {kind}", where="output")
+    if where == "-":
+        raise InputError(f"is not a {kind}; give the path of a {kind}, or ./- for this name", where=where)
+
+
 def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     """Path of the file to write, with symbolic links resolved; raises an error if it may not be written."""
     where = os.fspath(path)
-    if not where:
-        raise InputError("found an empty path; give the path of a file", where="output")
-    if where == "-":  # other programs print on stdout then
-        raise InputError("is not a file; give the path of a file, or ./- for this name", where=where)
+    _check_name(where, "file")
     target = Path(os.path.realpath(path))  # a symbolic link stays a link; its target is replaced
     if target.is_dir():
         raise IsADirectoryError

@@ -97,6 +97,19 @@ REFUSED = {
         ("baseline ring --topology ring:4 --collective alltoall --size 4", "pairwise"),
         (f"baseline ring --topology ndv2 {GATHER} 1MB --protocol ll", "has no protocols: leave it out"),
     ],
+    "folders": [
+        *(
+            (f"{command} {path}", message)
+            for command in (
+                "plan ring:4 --collective allgather -o", f"suggest ring:4 {GATHER} 1MB -o", f"synthesize {SMALL} --spill",
+            )
+            for path, message in {
+                "-": "-: is not a folder; give the path of a folder, or ./- for this name",
+                "''": "output: found an empty path; give the path of a folder",
+            }.items()
+        ),
+        (f"{NDV2} --size 1MB -o schedule.json", "schedule.json: is not a folder"),
+    ],
     "names in place of a sketch": [
         (f"synthesize dgx-h1000 {GATHER} 1MB", "no shipped sketch, machine or fabric of that name"),
         (f"synthesize dgx-h1000 {GATHER} 1MB", "did you mean 'dgx-h100'?"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -68,12 +67,14 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Suggest sketches for a topology, a collective and a size; or check one that you write."""
+    from taccl.formats.files import folder_path
+
     topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
     if options.check is not None:
         return _checked(options, topology)
     settle_size(options)
-    if options.output is not None and os.path.lexists(options.output) and not os.path.isdir(options.output):
-        raise InputError("found a file; expected a folder, new or existing", where="--output")
+    if options.output is not None:
+        folder_path(options.output)
     left_s = max(LEAST_S, options.deadline.left_s)
     with progress_shown(wanted=True) as progress:
         found = taccl.suggest_sketches(

@@ -89,12 +89,15 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Find a schedule, verify it, and say how good it is."""
     from taccl.cli.output import result_answer
+    from taccl.formats.files import folder_path
     from taccl.synthesis.synthesize import IDLE_SHARE
 
     check_schedule_output(options)
     if options.output is not None and (options.summary or options.spill is not None):
         said = "found with --summary or --spill, which keep no schedule to write; leave one out"
         raise InputError(said, where="--output")
+    if options.spill is not None:
+        folder_path(options.spill)
     lists = options.summary or options.spill is not None or options.start is not None
     implicit = None if lists else implicit_answer(options)
     if implicit is not None:
