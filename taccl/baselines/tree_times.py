@@ -116,7 +116,8 @@ def room_for_times(grid: Grid, cores: Cores, shares: Shares) -> Times:
     num_shares, num_ranks = shares.way.shape[1:]
     _, num_classes, num_steps = shares.sends.shape
     before = np.empty((2, num_classes, num_classes, num_steps), np.int64)
-    before[:] = np.arange(num_steps)
+    for k in range(num_steps):
+        before[:, :, :, k] = k  # to assign an array would compile its broadcasting (2 s)
     joined = np.zeros((2, num_classes, num_classes), np.bool_)
     for half in range(2):
         for v in range(num_ranks):
