@@ -263,20 +263,20 @@ class _Mixes:
                 if best is not None and (found is None or found.finish_us >= best.finish_us):
                     break
                 best = found
+        if best is not None and not until.has_passed:
+            best = _earlier(best, self._searched(number, best.steps, _BRIEF, until, closes=True))
         return best
 
     def _improved(self, best: _Found, until: Deadline) -> _Found:
         """Best of long searches, first with as many steps; small problems also try other numbers of steps."""
         number, steps = best.number, best.steps
-        tries = [steps]
+        tries = [(steps, False), (steps, True)]
         if number * steps * len(self.near) <= _FEW_SENDS:
             more = max(1, int(_GROWTH * steps))
-            tries += steps + more, steps - more
-        for each in tries:
+            tries += (steps + more, True), (steps - more, True)
+        for each, closes in tries:
             if not until.has_passed:
-                best = _earlier(best, self._searched(number, each, _LONG, until))
-        if not until.has_passed:
-            best = _earlier(best, self._searched(number, best.steps, _LONG, until, closes=True))
+                best = _earlier(best, self._searched(number, each, _LONG, until, closes=closes))
         even = best
         for share, parts in _DRIFTS:
             if until.has_passed or number**2 * len(self.near) > _MOST_WORK:
