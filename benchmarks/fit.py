@@ -4,7 +4,8 @@ Every full sweep is fitted by itself, and logs of one machine together. Errors a
 times. `left out` is the median error in 10-fold cross-validation: each tenth of the sizes is predicted by a
 fit to the other sizes. A fit also chooses the protocol of each size, with two more parameters per series. So
 `left out` says more about predictions than the errors of the fit itself. `irregular` is the mean distance of
-the times from the nearest curve that rises with the size, due to noise or changes of protocol. `lines` is
+the times from the nearest curve that rises with the size, due to noise or changes of protocol. `noise` is the
+median deviation of a time, by the times in place and out of place. `lines` is
 the median error of three lines, one for each range of sizes that the fit infers first. Their latencies and
 rates are free, so a fit with three protocols is rarely better. Last, the prediction of the baseline `nccl` on
 a fitted profile is compared with the log.
@@ -48,7 +49,8 @@ WORST_PREDICTED = 0.15
 COLUMNS: tuple[Column, ...] = (
     ("log", "log", "<72"), ("median", "median", ">7.1%"), ("p90", "p90", ">7.1%"),
     ("largest", "largest", ">8.1%"), ("left out", "left_out", ">8.1%"),
-    ("irregular", "irregularity", ">9.1%"), ("lines", "lines", ">6.1%"), ("CPU s", "cpu_s", ">6.1f"),
+    ("irregular", "irregularity", ">9.1%"), ("noise", "noise", ">6.1%"), ("lines", "lines", ">6.1%"),
+    ("CPU s", "cpu_s", ">6.1f"),
 )  # fmt: skip
 #: Machine models whose constants are the priors, for logs whose name begins with no machine model.
 SWEEPS = {
@@ -113,6 +115,7 @@ def row_of(folder: Path, names: tuple[str, ...], model: str) -> dict[str, Any]:
     return {
         "log": " + ".join(names), "median": found["median_error"], "p90": found["p90_error"],
         "largest": found["max_error"], "left_out": left, "irregularity": found["irregularity"],
+        "noise": found["noise"],
         "lines": statistics.median(of_lines), "cpu_s": round(seconds, 2),
         "met": found["median_error"] <= WORST_MEDIAN and found["p90_error"] <= WORST_P90
         and left <= WORST_LEFT_OUT and seconds <= MOST_SECONDS * len(names),

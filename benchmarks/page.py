@@ -75,8 +75,8 @@ _ABLATION = (
 _FIT = (
     ("log", "log", ""), ("median error", "median", ".1%"), ("90th percentile", "p90", ".1%"),
     ("largest", "largest", ".1%"), ("left out, median", "left_out", ".1%"),
-    ("irregular", "irregularity", ".1%"), ("three lines", "lines", ".1%"), ("CPU s", "cpu_s", ".1f"),
-    ("met", "met", ""),
+    ("irregular", "irregularity", ".1%"), ("noise", "noise", ".1%"), ("three lines", "lines", ".1%"),
+    ("CPU s", "cpu_s", ".1f"), ("met", "met", ""),
 )  # fmt: skip
 _RANGES = ("<64KB", "<2MB", "<64MB", ">=64MB")
 _UNSEEN = (
@@ -234,6 +234,7 @@ def _fit(data: dict[str, Any]) -> str:
     said = (
         "Limits for each log are a median error of 6%, 20% at the 90th percentile, 8% left out, and 5 s. "
         "*irregular* is the mean distance of the times from the nearest curve that rises with the size. "
+        "*noise* is the median deviation of a time, by the times in place and out of place. "
         "*three lines* is the median error of up to three lines of free latency and rate through the times: "
         "fits with three protocols are rarely better. "
         f"The mean of the medians of single logs is {data['mean_of_medians']:.1%} (limit 4%). Two further "

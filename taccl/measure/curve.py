@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 from math import expm1, log
 from statistics import fmean, median
 from typing import Literal, NamedTuple
@@ -34,6 +34,9 @@ _SLOW, _END = 1.6, 4
 #: Min slowdown, as for `_SLOW`, at two or more successive sizes that the verdict mentions.
 #: Several published logs of healthy machines reach 1.3 to 1.8 at middle sizes.
 _NOTABLE = 1.3
+
+#: Min changes from one size to the next that show the noise of times.
+_LEAST_CHANGES = 3
 
 #: Min `irregularity` of a series that is worth a note.
 IRREGULAR = 0.03
@@ -132,6 +135,20 @@ def irregularity_note(series: Series) -> str:
     if found < IRREGULAR:
         return ""
     return f"irregular times: {found:.1%} off the nearest curve that rises with the size, on average"
+
+
+def noise(series: Iterable[Series]) -> float | None:
+    """Median relative deviation of a time, as times in place and out of place show it; None if unknown.
+
+    The logarithm of their ratio changes little from one size to the next, even if one place is slower at all
+    sizes. It is the difference of two deviations. Its change thus has twice the spread of one deviation.
+    """
+    changes: list[float] = []
+    for each in series:
+        pairs = zip(each.times_us, each.others_us, strict=False)
+        ratios = [log(other_us / time_us) for time_us, other_us in pairs if other_us]
+        changes += [abs(after - before) for before, after in pairwise(ratios)]
+    return expm1(median(changes) / 2) if len(changes) >= _LEAST_CHANGES else None
 
 
 def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]:

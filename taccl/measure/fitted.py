@@ -11,7 +11,7 @@ import numpy as np
 
 from taccl._internal.arguments import Bytes, Count, checked
 from taccl.errors import InputError
-from taccl.measure.curve import irregularity
+from taccl.measure.curve import irregularity, noise
 from taccl.measure.library_costs import Costs
 from taccl.measure.machine import Machine, find_machine
 from taccl.measure.missing import missing_measurements
@@ -122,6 +122,14 @@ class Fit:
         return sum(found * num for found, num in of_each) / sum(num for _, num in of_each)
 
     @property
+    def noise(self) -> float | None:
+        """Median relative deviation of a measured time; None if no log has times of both places.
+
+        It follows from the times in place and out of place. A smaller error of the fit shows nothing more.
+        """
+        return noise(each.series for each in self.series)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Measurements that would determine the parameters left at their priors, one sentence each."""
         undetermined = [each.name for each in self.parameters if not each.determined]
@@ -214,6 +222,7 @@ class Fit:
             "max_error": max(self.errors),
             "left_out_median_error": self.left_out_median_error,
             "irregularity": self.irregularity,
+            "noise": self.noise,
             "parameters": {each.pop("name"): each for each in map(asdict, self.parameters)},
             "series": [
                 {

@@ -60,7 +60,7 @@ def series_of_run(run: LogRun, where: str, given: str | None, stated: Collection
     return Series(
         name, num_ranks, num_nodes, sizes, times, source, counted=counted,
         ranks_per_process=run.ranks_per_process, is_doubtful_process=run.is_doubtful_process,
-        other_us=run.rows[-1].other_us,
+        others_us=tuple(row.other_us for row in rows),
     )  # fmt: skip
 
 

@@ -40,8 +40,7 @@ class Series:
     - `is_doubtful_process`: True if the list of devices shows more GPUs in a process than the log states.
     - `counted`: Quantity to convert once the number of ranks is known: ``"part"`` if sizes are one rank's
       part, ``"busbw"`` if times are sizes over busbw, empty if none.
-    - `other_us`: Time in us of the largest size in the other place (in place or out of place); 0 if the log
-      does not state it.
+    - `others_us`: Times in us in the other place (in place or out of place); 0 where the log states none.
     """
 
     collective: str
@@ -54,7 +53,12 @@ class Series:
     counted: Counted = ""
     ranks_per_process: int = 0
     is_doubtful_process: bool = False
-    other_us: float = 0.0
+    others_us: tuple[float, ...] = ()
+
+    @property
+    def other_us(self) -> float:
+        """Time in us of the largest size in the other place; 0 if the log does not state it."""
+        return self.others_us[-1] if self.others_us else 0.0
 
     @property
     def launched_together(self) -> int:
@@ -69,6 +73,7 @@ class Series:
             self, num_ranks=num_ranks, num_nodes=num_nodes, counted="",
             size_bytes=tuple(size * parts for size in self.size_bytes),
             times_us=tuple(time_us * factor for time_us in self.times_us),
+            others_us=tuple(time_us * factor for time_us in self.others_us),
         )  # fmt: skip
 
     @property
@@ -152,24 +157,23 @@ def _kinds(series: Iterable[Series]) -> Iterable[list[Series]]:
     """Runs of the same collective, ranks and nodes."""
     kinds: dict[Series, list[Series]] = defaultdict(list)
     for each in series:
-        kinds[replace(each, size_bytes=(), times_us=(), source="", other_us=0.0)].append(each)
+        kinds[replace(each, size_bytes=(), times_us=(), source="", others_us=())].append(each)
     return kinds.values()
 
 
 def _merged(some: Sequence[Series]) -> Series:
     """One series of several runs, with the median time of each size."""
-    times = _times_us(some)
+    times, others = _times_us(some), _times_us(some, others=True)
     medians = tuple(median(times[size]) for size in sorted(times))
-    largest = max(times)
-    others = [each.other_us for each in some if each.size_bytes[-1] == largest and each.other_us]
-    other_us = median(others) if others else 0.0
-    return replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians, other_us=other_us)
+    others_us = tuple(median(others.get(size, [0.0])) for size in sorted(times)) if others else ()
+    return replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians, others_us=others_us)
 
 
-def _times_us(some: Sequence[Series]) -> dict[int, list[float]]:
-    """{size in bytes: times of the runs that measured it}."""
+def _times_us(some: Sequence[Series], *, others: bool = False) -> dict[int, list[float]]:
+    """{size in bytes: times of the runs that measured it}, or those in the other place if `others`."""
     times: dict[int, list[float]] = defaultdict(list)
     for each in some:
-        for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
-            times[size].append(time_us)
+        for size, time_us in zip(each.size_bytes, each.others_us if others else each.times_us, strict=False):
+            if time_us:
+                times[size].append(time_us)
     return times

@@ -1,8 +1,11 @@
 """Outlier sizes are found from times alone."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from taccl.measure.curve import irregularity, irregularity_note, kinks, middle_clause, slow_middle
+from taccl.measure.curve import irregularity, irregularity_note, kinks, middle_clause, noise, slow_middle
 from taccl.measure.series import Series
 
 
@@ -70,6 +73,23 @@ def test_irregular_times_leave_every_rising_curve():
     assert irregularity_note(swapped) == (
         "irregular times: 3.2% off the nearest curve that rises with the size, on average"
     )
+
+
+def test_noise_is_the_deviation_that_both_places_show():
+    """Independent deviations of 1 % are found, also if one place takes 1.4 times as long at all sizes."""
+    random = np.random.default_rng(0)
+    deviations = random.normal(0, 0.01, (2, 400))
+    times, others = 10 * np.exp(deviations[0]), 14 * np.exp(deviations[1])
+    found = replace(series(b1=1.0), times_us=tuple(times), others_us=tuple(others))
+    assert noise([found]) == pytest.approx(np.median(np.abs(deviations)), rel=0.1)
+
+
+def test_noise_needs_times_of_both_places():
+    """Three changes from one size to the next are needed; sizes without a time in one place do not count."""
+    found = series(b1=10.0, b2=10.0, b4=11.0, b8=13.0)
+    assert noise([found]) is None
+    assert noise([replace(found, others_us=(10.0, 10.0, 11.0, 0.0))]) is None
+    assert noise([replace(found, others_us=(10.0, 10.0, 11.0, 13.0))]) == 0
 
 
 @pytest.mark.parametrize(

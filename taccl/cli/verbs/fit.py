@@ -69,6 +69,7 @@ def _text(found: taccl.Fit) -> str:
         ("90th percentile", f"{values['p90_error']:.1%}"),
         ("largest", f"{values['max_error']:.1%}"),
         ("median error at held-out sizes", "too few sizes" if left is None else f"{left:.1%}"),
+        *([("noise, by both places", _noise(found.noise, found.median_error))] if found.noise else []),
     ]
     titles = ", ".join(
         f"{each.series.title} ({format_count(len(each.series.size_bytes), 'size')})" for each in found.series
@@ -91,6 +92,10 @@ def _text(found: taccl.Fit) -> str:
     if found.rows_left_out:
         lines += ["", *(f"  left out: {shown(row)}" for row in found.rows_left_out)]
     return "\n".join(lines + note_lines(found.notes))
+
+
+def _noise(noise: float, error: float) -> str:
+    return f"{noise:.1%}" + "; the median error is within it" * (error <= noise)
 
 
 def add_diagnose(verb: argparse.ArgumentParser) -> None:
