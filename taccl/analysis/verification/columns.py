@@ -151,7 +151,9 @@ class Columns:
 
     - `chunk`, `link`, `start`: As in the schedule, with its narrow integer types.
     - `end`, `group`: As in the schedule; None if it does not keep them.
-    - `carried`: Contributions that each transfer names, as bit masks; None if ranks send all that they hold.
+    - `carried`, (num_transfers,) int64: Index in `sums` of the contributions that each transfer names.
+      None if ranks send all that they hold.
+    - `sums`: Distinct sets of contributions that transfers name, as bit masks.
     - `units`: As in `Block`; None if every transfer is a send of its own.
     """
 
@@ -172,12 +174,14 @@ class Columns:
             units = self.ticks.chunk_units[0]
             self._of_link = self.ticks.latency(np.arange(len(self.topology.links)), units)
         self.units: NDArray[np.int64] | None = None
-        self.carried: list[int] | None = None
+        self.carried: NDArray[np.int64] | None = None
+        self.sums: list[int] = []
         self._reduces = reduce if isinstance(reduce, np.ndarray) else None
         self._num_reducing = int(reduce.sum()) if isinstance(reduce, np.ndarray) else reduce or 0
         if schedule.carries is not None:
-            bits = [sum(1 << rank for rank in ranks) for ranks in schedule.sums]
-            self.carried = [bits[number] for number in schedule.carries.tolist()]
+            index: dict[int, int] = {}
+            of_sum = [index.setdefault(sum(1 << r for r in ranks), len(index)) for ranks in schedule.sums]
+            self.sums, self.carried = list(index), np.array(of_sum, np.int64)[schedule.carries]
         if len(self.start) and not _LEAST <= int(self.start.min()) <= int(self.start.max()) < _MOST:
             raise InputError(
                 f"found starts {self.start.min()}-{self.start.max()}; expected times of 62 bits in ticks",
@@ -219,7 +223,7 @@ class Columns:
         self.chunk, self.link, self.start = self.chunk[rows], self.link[rows], self.start[rows]
         self.end = None if self.end is None else self.end[rows]
         self.group = None if self.group is None else self.group[rows]
-        self.carried = None if self.carried is None else [self.carried[i] for i in rows.tolist()]
+        self.carried = None if self.carried is None else self.carried[rows]
 
     def sort(self) -> None:
         """Sort the transfers by start, if they are not sorted yet."""

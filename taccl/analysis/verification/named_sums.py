@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Iterator, Sequence
+from functools import cached_property, reduce
 from operator import or_
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl.analysis.verification.columns import Columns
-from taccl.analysis.verification.data import ranks_text
+from taccl._internal.arrays import Ints, ranges
+from taccl.analysis.verification.columns import Columns, flat_sets
+from taccl.analysis.verification.data import places_of, ranks_text
 from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import NEVER
 
 #: Max search nodes to compose a sum from arrived sums; beyond it, the sum is reported as undecided.
 _MOST_TRIED = 200_000
+#: Limits above which sums are judged one by one, instead of all together by sorts.
+#: `_MOST_PLACES`: max product of the numbers of chunks, ranks and distinct sums.
+#: `_MOST_PAIRS`: max number of (wanted sum, sum at its place) pairs, of about 50 bytes.
+_MOST_PLACES, _MOST_PAIRS = 2**62, 1 << 24
 
 
 class NamedSums:
@@ -30,32 +36,117 @@ class NamedSums:
     - `reducing`, (num_transfers,) bool: True for transfers on the way to their root.
     """
 
-    def __init__(self, columns: Columns, carried: list[int]) -> None:
-        chunks = columns.collective.chunks
-        self._columns, self._carried = columns, carried
-        *read, ends = columns.read(slice(None))
-        self._rows = list(zip(*(column.tolist() for column in read), strict=True))
-        self._ends, self._adds = ends, columns.adds(slice(None))
-        #: Ranks that contribute to each chunk, as bit masks.
-        self._everyone = [sum(1 << rank for rank in data.origins) for data in chunks]
-        everyone, stays = self._everyone, [data.destinations == (data.root,) for data in chunks]
-        pairs = zip(self._rows, carried, strict=True)
-        self.reducing = np.array([bits != everyone[c] or stays[c] for (c, *_), bits in pairs], dtype=bool)
+    def __init__(self, columns: Columns) -> None:
+        assert columns.carried is not None, "transfers name contributions"
+        collective, index = columns.collective, {bits: number for number, bits in enumerate(columns.sums)}
+        self._columns, self._carried = columns, columns.carried
+        self._chunk, self._link, self._start, self._ends = columns.read(slice(None))
+        self._adds = columns.adds(slice(None))
+        everyone = [sum(1 << rank for rank in ranks) for ranks in collective.origin_sets.sets]
+        whole = [index.setdefault(bits, len(index)) for bits in everyone]
+        #: (num_ranks,) Index in `_sums` of each rank's own contribution.
+        self._own = np.array([index.setdefault(1 << r, len(index)) for r in range(collective.num_ranks)])
+        #: (num_chunks,) Index in `_sums` of the sum of all contributions to each chunk.
+        self._whole = np.array(whole, np.int64)[collective.origin_sets.of_chunk]
+        #: Distinct sets of contributions: those that transfers carry, whole sums, and those of single ranks.
+        self._sums = list(index)
+        stays = np.array([data.destinations == (data.root,) for data in collective.chunks], bool)
+        self._lacks = self._carried != self._whole[self._chunk]
+        self.reducing = self._lacks | stays[self._chunk]
         self.num_redundant = 0
+
+    @cached_property
+    def _rows(self) -> list[tuple[int, int, int]]:
+        """(chunk, link, start) of each transfer."""
+        return list(zip(self._chunk.tolist(), self._link.tolist(), self._start.tolist(), strict=True))
+
+    @cached_property
+    def _carried_bits(self) -> list[int]:
+        """Bit mask of the contributions that each transfer carries."""
+        return [self._sums[number] for number in self._carried.tolist()]
 
     def report(self, findings: Findings) -> None:
         """Report wrongly named contributions, and sums that a rank cannot make at the time it needs them."""
-        columns, carried, everyone = self._columns, self._carried, self._everyone
-        links, chunks = columns.topology.links, columns.collective.chunks
-        if columns.collective.update_us_per_mb is not None:
+        if self._columns.collective.update_us_per_mb is not None:
             said = "named contributions do not show a server's update; expected a schedule without them"
             findings.report("update", said, chunk=None)
         self._check_names(findings)
+        if not self._are_made():
+            self._report_sums(findings)
+
+    def _are_made(self) -> bool:
+        """True if ranks can make all sums from arrivals that are within them and disjoint.
+
+        False also if that is not decided here. Sets `num_redundant` if the result is True.
+        """
+        columns, num_ranks, num_sums = self._columns, self._columns.collective.num_ranks, len(self._sums)
+        origins, given, given_end = flat_sets(columns.collective.origin_sets)
+        wanted, want, want_end = flat_sets(columns.collective.destination_sets)
+        if len(given) * num_ranks * num_sums >= _MOST_PLACES:
+            return False
+        # A place is a chunk at a rank; a key is a sum at a place. Own contributions are there from the start.
+        chunk, at = ranges(given, given_end)
+        own = (chunk * num_ranks + origins[at]) * num_sums + self._own[origins[at]]
+        send, rank = columns.ends.destinations(self._link)
+        arrived = (self._chunk[send] * num_ranks + rank) * num_sums + self._carried[send]
+        held, which = np.unique(np.append(own, arrived), return_inverse=True)
+        since = np.full(len(held), NEVER)
+        np.minimum.at(since, which, np.append(np.full(len(own), -NEVER), self._ends[send]))
+        send, rank = columns.ends.sources(self._link)
+        sent = (self._chunk[send] * num_ranks + rank) * num_sums + self._carried[send]
+        place, is_held = places_of(held, sent)
+        is_sent = np.zeros(len(self._link), bool)
+        is_sent[send[is_held & (since[place] <= self._start[send])]] = True
+        rest = np.flatnonzero(~is_sent[send])
+        if (np.bincount(send[rest]) > 1).any():  # several ranks compose the sum
+            return False
+        chunk, at = ranges(want, want_end)
+        results = (chunk * num_ranks + wanted[at]) * num_sums + self._whole[chunk]
+        results = results[~places_of(held, results)[1]]
+        keys, first = np.unique(sent[rest], return_index=True)  # in order of start
+        by = np.append(self._start[send[rest[first]]], np.full(len(results), NEVER))
+        if not self._are_disjoint_unions(held, since, np.append(keys, results), by):
+            return False
+        self.num_redundant = len(arrived) + len(np.unique(own)) - len(held)
+        return True
+
+    def _are_disjoint_unions(self, held: Ints, since: Ints, keys: Ints, by: Ints) -> bool:
+        """True if each wanted sum is the disjoint union of all sums within it that its place holds by a time.
+
+        - `held`, `since`: Keys of all sums at places, ascending, and the ticks from which they are there.
+        - `keys`, `by`: Keys of the wanted sums, and the ticks by which they are needed.
+        """
+        place, target = np.divmod(keys, len(self._sums))
+        begin = np.searchsorted(held, place * len(self._sums))
+        end = np.searchsorted(held, (place + 1) * len(self._sums))
+        if (end - begin).sum() > _MOST_PAIRS:
+            return False
+        query, at = ranges(begin, end)
+        is_usable, part = since[at] <= by[query], held[at] % len(self._sums)
+        words = _words(self._sums)
+        for word in words.T:
+            is_usable &= word[part] & ~word[target[query]] == 0
+        query, part = query[is_usable], part[is_usable]
+        first = np.flatnonzero(np.diff(query, prepend=-1))
+        if len(first) < len(keys):  # a place holds no part of a sum
+            return False
+        # Parts that together have as many ranks as their union are disjoint.
+        sizes = np.array([bits.bit_count() for bits in self._sums])
+        if len(keys) and (np.add.reduceat(sizes[part], first) != sizes[target]).any():
+            return False
+        return not len(keys) or all(
+            (np.bitwise_or.reduceat(word[part], first) == word[target]).all() for word in words.T
+        )
+
+    def _report_sums(self, findings: Findings) -> None:
+        """Report sums that a rank cannot make, one transfer after another; count redundant arrivals."""
+        columns, carried, rows = self._columns, self._carried_bits, self._rows
+        links, chunks = columns.topology.links, columns.collective.chunks
         has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> {sum: arrival tick}
         for chunk, data in enumerate(chunks):
             for rank in data.origins:
                 has[rank, chunk][1 << rank] = -NEVER
-        rows, ends = self._rows, self._ends.tolist()
+        ends = self._ends.tolist()
         for i in np.argsort(self._ends, kind="stable").tolist():
             chunk, link, _ = rows[i]
             bits = carried[i]
@@ -80,23 +171,24 @@ class NamedSums:
                 by_then = [each for r in srcs for each, since in has[r, chunk].items() if since <= start]
                 _report_unmade(findings, bits, by_then, i=i, rank=srcs[0], chunk=chunk)
         for chunk, data in enumerate(chunks):
+            everyone = self._sums[self._whole[chunk]]
             for rank in data.destinations:
                 known = has[rank, chunk]
-                if not everyone[chunk] or everyone[chunk] not in known:
-                    _report_unmade(findings, everyone[chunk], [*known], rank=rank, chunk=chunk)
+                if not everyone or everyone not in known:
+                    _report_unmade(findings, everyone, [*known], rank=rank, chunk=chunk)
 
     def _check_names(self, findings: Findings) -> None:
         """Report sums of no contribution or of ranks that have none, and sums that should not be added."""
-        carried, adds = self._carried, self._adds.tolist()
-        whole = [self._everyone[chunk] for chunk, *_ in self._rows]
-        lacks = [bits != every for bits, every in zip(carried, whole, strict=True)]
-        are_named = all(bits and not bits & ~every for bits, every in set(zip(carried, whole, strict=True)))
-        if are_named and lacks == adds:
+        whole = self._whole[self._chunk]
+        named = np.unique(self._carried * len(self._sums) + whole)
+        pairs = ((self._sums[k // len(self._sums)], self._sums[k % len(self._sums)]) for k in named.tolist())
+        if all(bits and not bits & ~every for bits, every in pairs) and (self._lacks == self._adds).all():
             return
         for i in np.argsort(self._ends, kind="stable").tolist():
-            bits, strange = carried[i], carried[i] & ~whole[i]
-            if adds[i] != lacks[i]:
-                expected = "reduced, as it lacks some" if lacks[i] else "copied, as it has all"
+            bits, lacks = self._carried_bits[i], bool(self._lacks[i])
+            strange = bits & ~self._sums[whole[i]]
+            if self._adds[i] != lacks:
+                expected = "reduced, as it lacks some" if lacks else "copied, as it has all"
                 findings.report("reduce", f"expected the sum of ranks {ranks_text(bits)} to be {expected}", i)
             if not bits or strange:
                 text = f"carries contributions of ranks {ranks_text(strange)}, which have none"
@@ -109,7 +201,7 @@ class NamedSums:
         sum starts with 0 links at the rank that completes it, root or not. A whole sum that arrived keeps its
         number.
         """
-        columns, carried = self._columns, self._carried
+        columns, carried = self._columns, self._carried_bits
         links, rows, ends = columns.topology.links, self._rows, self._ends
         lands = iter(np.lexsort((~self._adds, ends)).tolist())
         landing = next(lands, None)
@@ -123,7 +215,7 @@ class NamedSums:
                     known = passed[rank, rows[landing][0]]
                     known[bits] = min(number, known.get(bits, number))
                 landing = next(lands, None)
-            spreads = not self.reducing[i] and carried[i] == self._everyone[chunk]
+            spreads = not (self.reducing[i] or self._lacks[i])
             before = [
                 number
                 for rank in links[link].srcs
@@ -132,6 +224,13 @@ class NamedSums:
             ]
             under_way.append(1 + max(before, default=0))
             yield under_way[-1]
+
+
+def _words(sums: Sequence[int]) -> NDArray[np.uint64]:
+    """Bit masks as words of 64 bits, (num_sums, num_words)."""
+    num_words = max(1, -(-max(bits.bit_length() for bits in sums) // 64))
+    every = b"".join(bits.to_bytes(8 * num_words, "little") for bits in sums)
+    return np.frombuffer(every, "<u8").reshape(-1, num_words).astype(np.uint64)
 
 
 def _is_sum_of_all(wanted: int, known: dict[int, int], by: int) -> bool:

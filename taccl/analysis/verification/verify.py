@@ -97,7 +97,7 @@ def _judge(schedule: Schedule, columns: Columns) -> Verification:
 def _check_blocks(columns: Columns, findings: Findings) -> tuple[int, int]:
     """Check contention, data, clauses and dates; return (number of redundant arrivals, last end in ticks)."""
     data: Replay | NamedSums
-    data = Replay(columns) if columns.carried is None else NamedSums(columns, columns.carried)
+    data = Replay(columns) if columns.carried is None else NamedSums(columns)
     contention, last = Contention(columns), 0
     for block in columns.blocks():
         contention.note(block)
