@@ -162,10 +162,9 @@ class Columns:
         self.problem, self.topology, self.collective = problem, problem.topology, problem.collective
         self.clauses, self.ticks, self.ends = problem.clauses, ExactTicks(problem), LinkEnds.of(problem)
         self.chunk, self.link, self.start, self.end, self.group, reduce = schedule.kept
-        #: True if the schedule has enough transfers for compiled loops.
-        self.is_large = len(self) >= MANY * (
-            1 if "numba" in sys.modules else _TIMES_UNLOADED[problem.collective.sums_up]
-        )
+        many = MANY * (1 if "numba" in sys.modules else _TIMES_UNLOADED[problem.collective.sums_up])
+        #: True if the schedule has enough transfers for compiled loops; sorts judge named sums as quickly.
+        self.is_large = schedule.carries is None and len(self) >= many
         #: True if it has enough of them for sorts of whole columns in place of interpreted loops.
         self.is_sorted = not self.is_large and len(self) >= SOME
         #: (num_links,) Duration in ticks of a chunk over each link; None if chunks have several sizes.
