@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import math
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -19,13 +21,15 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from types import FrameType
 from typing import Any
 
 from taccl._internal.deadline import busy_factor, leave, signals_to
 from taccl.errors import InputError, TacclError, TacclWarning, warn
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, with_best_bounds
-from taccl.explore.run import RunRequest, end_with, failed_row, known_row, perform, this_process
+from taccl.explore.run import RunRequest, failed_row, known_row, perform, this_process
+from taccl.explore.workers import Parent, perform_for
 from taccl.problem.problem import Problem
 from taccl.synthesis.options import called, raising_errors_of_callbacks
 
@@ -45,8 +49,8 @@ def rows_of(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Run all problems; return a row for each, in their order, including those that fail.
 
-    Ctrl-C stops the runs; `KeyboardInterrupt` is raised only if no run was done. An exception of `progress`
-    stops them, too, and is raised.
+    Ctrl-C stops the runs; those under way return their best schedules so far. `KeyboardInterrupt` is raised
+    only if there is no schedule. An exception of `progress` stops the runs, too, and is raised.
 
     - `asked`: (function that makes the problem, known values of its row), for each run.
     - `until_s`: End of all runs on the clock of `time.time`; by default, each run has its row's time limit.
@@ -67,19 +71,19 @@ def rows_of(
                 rows[index] = row
                 done += 1
                 count(done, len(asked))
-                if "interrupted" in (row["status"], row["stopped"]):  # Ctrl-C ended the run in this process
-                    raise KeyboardInterrupt
     except InputError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        if not done:
+        if all(row["status"] in ("not run", "interrupted") for row in rows):
             raise
         interrupted = isinstance(error, KeyboardInterrupt)
         why = "stopped by Ctrl-C" if interrupted else f"stopped by {type(error).__name__}: {error}"
         rows = [row if row["status"] != "not run" else row | {"error": why} for row in rows]
         left = sum(row["status"] == "not run" for row in rows)
         onward = "run the same again" + ("" if chosen is None else " to resume")
-        said = f"{why}; {left} of {len(rows)} runs are left: {onward}"
+        cut = sum(row["stopped"] == "interrupted" for row in rows)
+        early = f", and {cut} ended early" if cut else ""
+        said = f"{why}; {left} of {len(rows)} runs are left{early}: {onward}"
         warn(said, TacclWarning)
     return with_best_bounds(rows)
 
@@ -182,15 +186,53 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
     _mend_dask(parallel._backend)
     # True if workers are processes that joblib starts, rather than threads or a cluster.
     starts_processes = type(parallel._backend).__name__ in ("LokyBackend", "MultiprocessingBackend")
-    parent = (os.getpid(), _solver_files()) if num_jobs > 1 and starts_processes else None
-    answers = parallel(delayed(_numbered)(index, run, parent) for index, run in some)
+    stop, parent = "", None
+    if num_jobs > 1 and starts_processes:
+        stop = os.path.join(_solver_files(), f"{secrets.token_hex(8)}.stop")
+        parent = Parent(os.getpid(), _solver_files(), stop)
+    left = itertools.takewhile(lambda _: not os.path.exists(stop), some)
+    with _stopped_by(stop), _closing(parallel(delayed(_numbered)(*one, parent) for one in left)) as answers:
+        try:
+            for index, row, document in answers:
+                if row["status"] == "not run" and os.path.exists(stop):
+                    continue
+                yield index, row, document
+                if not stop and "interrupted" in (row["status"], row["stopped"]):
+                    raise KeyboardInterrupt
+        except Exception:
+            if not os.path.exists(stop):
+                raise
+        if os.path.exists(stop):
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _closing(answers: Generator[Answer]) -> Iterator[Generator[Answer]]:
+    """Context that closes a generator of joblib without its warning that not all results were consumed."""
     try:
-        for answer in answers:  # noqa: UP028 (`yield from` would close `answers` before warnings are ignored)
-            yield answer
+        yield answers
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # joblib warns if not all results were consumed
+            warnings.simplefilter("ignore")
             answers.close()
+
+
+@contextlib.contextmanager
+def _stopped_by(path: str) -> Iterator[None]:
+    """Context in which the first Ctrl-C writes a file, which stops all workers; a second one acts at once.
+
+    An exception here would end joblib's workers, and with them the runs under way.
+    """
+    known = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if callable(known) and os.path.exists(path):
+            known(number, frame)
+        else:
+            open(path, "w").close()
+
+    with signals_to(stop, "SIGINT") if path and callable(known) else contextlib.nullcontext():
+        yield
 
 
 def _mend_dask(backend: Any) -> None:
@@ -226,10 +268,8 @@ def _solver_files() -> str:
     return folder
 
 
-def _numbered(index: int, run: RunRequest, parent: tuple[int, str] | None) -> Answer:
-    if parent is not None:
-        end_with(*parent)
-    return index, *perform(run)
+def _numbered(index: int, run: RunRequest, parent: Parent | None) -> Answer:
+    return index, *(perform(run) if parent is None else perform_for(parent, run))
 
 
 @contextlib.contextmanager

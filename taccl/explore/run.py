@@ -38,8 +38,6 @@ _LEAST_LIMIT_S = 0.1
 _LATE_S = 1.0
 #: Seconds that solver processes of a worker process wait for the next run.
 _LINGER_S = 3.0
-#: Seconds between a worker process's checks that its parent process still exists.
-_LOOK_EVERY_S = 0.5
 
 _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
     (InfeasibleError, "infeasible"), (SolverUnavailableError, "unavailable"),
@@ -162,24 +160,6 @@ def _load_libraries() -> None:
 def this_process() -> str:
     """Identifier of this process, unique across machines."""
     return f"{platform.node()} {os.getpid()}"
-
-
-@cache
-def end_with(parent: int, folder: str) -> None:
-    """End this worker process once its parent process is gone.
-
-    Otherwise joblib's workers wait minutes for the next run of a dead parent, and keep its pipes open. Solver
-    files go into `folder`, which the parent removes, as joblib may kill this process and its children.
-    """
-    WORKERS.folder = folder
-    threading.Thread(target=_end_without, args=(parent,), name="parent-death guard", daemon=True).start()
-
-
-def _end_without(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_S)
-    WORKERS.kill_all()
-    os._exit(1)
 
 
 _lingering: list[threading.Timer] = []

@@ -20,7 +20,7 @@ from taccl.explore.run import RunRequest, failed_row
 from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
 from tests.effort import AMPLE_S, BRIEF
-from tests.explore.stand_ins import dying
+from tests.explore.stand_ins import dying, held
 from tests.fuzzing import MANY
 
 #: The function `taccl.synthesize` itself, also while a test replaces it.
@@ -346,6 +346,19 @@ def test_ctrl_c_ends_every_process(tmp_path):
     while list(folder.glob("taccl-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not list(folder.glob("taccl-*"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_best_so_far_of_runs_in_workers(problem, monkeypatch):
+    """Ctrl-C interrupts the runs under way, whose schedules are rows; the runs after them do not begin."""
+    monkeypatch.setattr("taccl.explore.parallel_runs._numbered", held)
+    options = {"backends": ["greedy"], "seeds": range(5), "num_workers": 2, "cache": False, "full": True}
+    with pytest.warns(
+        taccl.TacclWarning, match="3 of 5 runs are left, and 2 ended early: run the same again"
+    ):
+        table = taccl.compare(problem, **options)
+    assert [*table.stopped[:2]] == ["interrupted"] * 2
+    assert [*table.status] == ["found"] * 2 + ["not run"] * 3
 
 
 @pytest.mark.slow

@@ -153,9 +153,9 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
 
 
 def _told_status(row: dict[str, Any]) -> str:
-    """Status of a run, with a remark if the time limit cut an unproven search, or if the cache had it."""
-    is_cut = row["status"] == "found" and row["stopped"] == "time limit"
-    remarks = ["time limit"] * is_cut + ["cached"] * bool(row["from_cache"])
+    """Status of a run, with remarks: what cut an unproven search, and that the cache had it."""
+    is_cut = row["status"] == "found" and row["stopped"] in ("time limit", "interrupted")
+    remarks = [row["stopped"]] * is_cut + ["cached"] * bool(row["from_cache"])
     return f"{row['status']} ({', '.join(remarks)})" if remarks else str(row["status"])
 
 
