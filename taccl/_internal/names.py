@@ -11,6 +11,9 @@ from difflib import get_close_matches
 #: Minimum number of letters with which a part of a name is recognised: ``h100`` for ``dgx-h100``.
 _LEAST_LETTERS = 4
 
+#: Numbers that stand alone, unlike those of names and of sizes with a unit.
+_NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.-]*\w)")
+
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
@@ -69,6 +72,25 @@ def first_of(things: Sequence[object], most: int) -> str:
     """First `most` items on one line, and the number of the others: ``a, b and 3 more``."""
     left_out = len(things) - most
     return ", ".join(map(str, things[:most])) + (f" and {left_out} more" if left_out > 0 else "")
+
+
+def notes_by_text(named: Iterable[tuple[str, str]], most: int = 3) -> list[str]:
+    """A line for each text of (name, text) pairs, with the names that share it, at most `most` of them.
+
+    Texts that differ in numbers alone share a line, with the smallest and the largest number.
+    """
+    groups: dict[str, tuple[list[str], list[str]]] = {}
+    for name, text in named:
+        names, texts = groups.setdefault(_NUMBER.sub("#", text), ([], []))
+        names.append(name)
+        texts.append(text)
+    lines = []
+    for names, texts in groups.values():
+        numbers = zip(*map(_NUMBER.findall, texts), strict=True)
+        spans = ((min(each, key=float), max(each, key=float)) for each in numbers)
+        text = _NUMBER.sub(lambda _: " to ".join(dict.fromkeys(next(spans))), texts[0])  # noqa: B023
+        lines.append(f"{first_of(names, most)}: {text}")
+    return lines
 
 
 def in_runs(numbers: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl._internal.deadline import NEVER, OutOfTime, busy_factor
-from taccl._internal.names import first_of
+from taccl._internal.names import first_of, notes_by_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import ExportError, InputError
 from taccl.explore.plan_programs import runnable
@@ -76,16 +76,15 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     rows: list[dict[str, str]] = [{} for _ in plan.ranges]
     built: dict[str | os.PathLike[str], dict[str, Any]] = {}
     served: list[ServedSizes] = []
-    named: dict[str, list[str]] = {}
+    named: list[tuple[str, str]] = []
     for (number, _), placed in sorted(made.items(), key=itemgetter(0)):
-        for name, text in placed.notes:
-            named.setdefault(text, []).append(name)
+        named += placed.notes
         if placed.content is not None:
             rows[number][placed.key], built[placed.file] = placed.file, placed.content
             own = (placed.content["min_message_size"], placed.content["max_message_size"])
             served.append(ServedSizes(placed.file, *own, placed.in_place, unit_bytes(placed.content)))
     notes = [f"too little time for the MSCCL++ plan of {first_of(late, 3)}; give more time"] if late else []
-    notes += [f"{first_of(names, 3)}: {text}" for text, names in named.items()]
+    notes += notes_by_text(named)
     contents = {str(file): text_of_plan(each) for file, each in built.items()}
     registration = {}
     if built:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
+from taccl._internal.names import notes_by_text
 from taccl._internal.units import format_count, format_gap, format_size
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
@@ -256,9 +257,11 @@ class PlanSearch:
             if programs:
                 notes.append("too little time to write programs for all schedules; give more time")
         self.log.end("programs", status=status)
-        for first, last, winner in tiles:
-            ends = f"{format_size(first)} to {format_size(last)}"
-            notes += [f"{ends}: {note}" for note in (programs[winner].notes if winner in programs else ())]
+        notes += notes_by_text(
+            (f"{format_size(first)} to {format_size(last)}", note)
+            for first, last, winner in tiles
+            for note in (programs[winner].notes if winner in programs else ())
+        )
         found = tuple(
             range_of(tile, programs.get(tile[2]), limit, 3 * (len(tiles) - number), self.bounds)
             for number, tile in enumerate(tiles)

@@ -22,7 +22,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from taccl._internal.arguments import Count, checked
-from taccl._internal.units import format_count
 from taccl.errors import InputError, LossyConversionWarning, warn
 from taccl.problem.costs import wide_links
 from taccl.program.emit import Draft, Key, assemble
@@ -179,8 +178,9 @@ def _replaced(schedule: Schedule) -> str:
 
 def _split(runs: Sequence[int]) -> str:
     """Note on merged sends that are split, from the number of runs of each; empty if none is split."""
-    sends = f"{format_count(len(runs), 'merged send')} split into {sum(runs)}"
-    return f"{sends}, as chunks are scattered; merged='pack' packs them" if runs else ""
+    figures = f"{len(runs)} into {sum(runs)}"
+    said = f"merged sends are split ({figures}), as chunks are scattered; merged='pack' packs them"
+    return said if runs else ""
 
 
 def _choose_channels(

@@ -6,9 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from taccl._internal.names import did_you_mean, in_runs, install_extra, matching, shown, shown_lines
+from taccl._internal.names import (
+    did_you_mean,
+    in_runs,
+    install_extra,
+    matching,
+    notes_by_text,
+    shown,
+    shown_lines,
+)
 
 KNOWN = ("allgather", "reduce-scatter", "broadcast")
+
+
+def test_notes_that_differ_in_numbers_share_a_line():
+    """A line has the extremes of each number; numbers within names and sizes tell notes apart."""
+    named = [
+        ("1KB to 4KB", "sends are split (2 into 30), as MSCCL++ has no LL128"),
+        ("4KB to 1MB", "sends are split (12 into 20), as MSCCL++ has no LL128"),
+        ("1MB to 1GB", "sends are split (4 into 30), as MSCCL++ has no LL"),
+        ("1GB to 2GB", "sends are split (2 into 25.5), as MSCCL++ has no LL128"),
+        ("2GB to 4GB", "sends are split (2 into 25.5), as MSCCL++ has no LL128"),
+    ]
+    assert notes_by_text(named) == [
+        "1KB to 4KB, 4KB to 1MB, 1GB to 2GB and 1 more: "
+        "sends are split (2 to 12 into 20 to 30), as MSCCL++ has no LL128",
+        "1MB to 1GB: sends are split (4 into 30), as MSCCL++ has no LL",
+    ]
 
 
 @pytest.mark.parametrize("word", ["reduce-scatter", "Reduce_Scatter", "REDUCESCATTER", " reduce scatter"])
