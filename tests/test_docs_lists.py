@@ -83,7 +83,8 @@ def test_instance_types_are_current():
     for each in NETWORKS.values():
         start = f"{each.start_us}" + ("" if each.amd_start_us is None else f" ({each.amd_start_us})")
         hop = f"{each.hop_us}" + ("" if each.simple_us is None else f" ({each.simple_us})")
-        figures = (hop, start, each.post_us, each.efficiency, each.stated_us)
+        post = f"{each.post_us}" + (f" ({each.ll_us:g})" if each.ll_us else "")
+        figures = (hop, start, post, each.efficiency, each.stated_us)
         row = [f"`{each.name}`", *map(str, figures), "yes" if each.ll128 else "no", each.source]
         assert f"| {' | '.join(row)} |" in page
 

@@ -196,10 +196,18 @@ class Run:
         return np.clip(self.size / least, 1, most)
 
     def _posts_us(self, p: int, algorithm: str) -> Floats:
-        """Time in us that the messages of channels beyond the first add to a hop between nodes."""
-        most = self.num_channels / self.costs.nics_per_rank
-        further = self._channels_used(PROTOCOLS[p].name, algorithm, most) - 1
-        return further * self.costs.network.post_us * self.costs.network_latency
+        """Time in us that data, and channels beyond the first, add to a hop between nodes."""
+        costs, name = self.costs, PROTOCOLS[p].name
+        if self._checks_flags(p):
+            least = tuning.CHANNEL_BYTES[name]
+            of_channel = self.size / (self.num_ranks if algorithm == "ring" else 1)
+            return np.minimum(of_channel / least, 1.0) * costs.network.ll_us * costs.network_latency
+        further = self._channels_used(name, algorithm, self.num_channels / costs.nics_per_rank) - 1
+        return further * costs.network.post_us * costs.network_latency
+
+    def _checks_flags(self, p: int) -> bool:
+        """True if the time in which hosts look for flags under LL is known for the network."""
+        return PROTOCOLS[p].name == "ll" and self.num_nodes > 1 and self.costs.network.ll_us > 0
 
     def host_us(self, found: Candidate) -> Floats:
         """Host time in us to launch an algorithm on one GPU, for each message size."""
@@ -311,8 +319,8 @@ class Run:
             step_kb = np.minimum(costs.network.step_bytes * 2 * num, self.size) / 1000
             across_us = step_kb / self.network if m > 1 else 0.0
             time_us = time_us + 2 * (g - 1) * step_kb / self.node + 2 * levels * across_us + kb / real
-        else:
-            time_us = time_us + kb / (real * correction)
+        else:  # the checks of flags are what NCCL's correction of LL stands for
+            time_us = time_us + kb / (real * (1.0 if self._checks_flags(p) else correction))
         return Candidate("tree", name, model_us + kb / (model_rate * correction), time_us)
 
     @property
