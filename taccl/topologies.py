@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import Any
 
 from taccl._internal.arguments import checked_as
 from taccl.errors import FormatError, TopologyError
@@ -34,9 +35,6 @@ from taccl.topology.machines import (
 from taccl.topology.racks import in_network, rack
 from taccl.topology.registry import fabric_names, machine_names, parse
 from taccl.topology.topology import Topology
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 __all__ = [
     "InNetwork", "Topology", "TopologyBuilder", "a100_pcie", "a800", "b200", "dgx1", "dgx2", "dgx_a100",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.arguments import checked
 from taccl._internal.units import format_count, format_size
@@ -18,9 +19,6 @@ from taccl.formats.torch.rounds import METHODS
 from taccl.program.lower import lower
 from taccl.runtime.torch_calls import gather_texts, has_root, import_torch, module_of, size_of, stock_call
 from taccl.runtime.torch_plans import read_index, read_schedules
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Options of PyTorch's alltoall for blocks of different lengths.
 _SPLITS = ("output_split_sizes", "input_split_sizes")

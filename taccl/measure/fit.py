@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.arguments import Count, Natural, checked
 from taccl.errors import InputError
@@ -43,9 +43,6 @@ from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, term
 from taccl.measure.predict import costs_of
 from taccl.measure.series import POINT_TO_POINT, Log, Series, differing_logs, joined
 from taccl.topology.topology import Topology
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Min sizes for held-out sizes, and for intervals by resampling.
 _MIN_SIZES = 3

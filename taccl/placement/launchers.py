@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import checked, known_word
 from taccl._internal.names import shown
 from taccl._internal.reading import read_text, reads
 from taccl.errors import FormatError, InputError
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Sequence
-
-    from taccl.placement.placement import Placement
+from taccl.placement.placement import Placement
 
 LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
 #: Number of slots after a host's name, as Open MPI and DeepSpeed write it in host files.

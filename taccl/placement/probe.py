@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Number, checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_count
 from taccl.errors import InputError
@@ -20,14 +22,7 @@ from taccl.formats.files import write_whole
 from taccl.placement.few_pairs import most_pairs
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_LATENCY_US, USUAL_OVERSUBSCRIPTION, ProbedHosts
 from taccl.topology.recognise import asymmetry, common_levels, completed, levels
-
-if TYPE_CHECKING:
-    import os
-
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Number
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 #: Number of messages sent before the timed ones.
 WARM_UP = 3

@@ -9,23 +9,19 @@ that it admits on links. All code that writes, renames, relaxes, evaluates and r
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, checked
 from taccl._internal.units import exact, format_count
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
+from taccl.topology.topology import Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-
-    from taccl._internal.arguments import Count
-    from taccl.problem.chunks import Chunk
-    from taccl.problem.collective import Collective
-    from taccl.topology.topology import Topology
-
-    #: (nodes at the start, nodes at the end) of a link or of a chunk's transit.
-    _Nodes: TypeAlias = tuple[frozenset[int], frozenset[int]]
+#: (nodes at the start, nodes at the end) of a link or of a chunk's transit.
+_Nodes: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
 #: Subject that a sketch's clause constrains.
 #: "link": links. "chunk": chunks on links. "group": chunks of process groups on links.

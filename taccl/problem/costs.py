@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.arrays import ranges
 from taccl._internal.caching import ALIKE, REVERSED_FROM, cached
 from taccl._internal.units import BYTES_PER_MB, format_size
 from taccl.errors import NumericsWarning, TopologyError, warn
 from taccl.topology.links import columns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 T = TypeVar("T", bound=np.generic)
 #: `MAX_TICKS_PER_US`: max ticks per microsecond (femtoseconds), for exact and for rounded costs.

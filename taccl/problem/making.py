@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Bytes, Count, checked_as
 from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.clauses import Clauses
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments, make
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
 from taccl.topology.links import columns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl._internal.arguments import Bytes, Count
-    from taccl.problem.collective import Collective
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 
 @checked_as(CollectiveError)

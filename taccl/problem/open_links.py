@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl.problem.clauses import Transit
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.problem.clauses import Clause, Clauses
-    from taccl.problem.collective import Collective
-    from taccl.topology.topology import Topology
+from taccl.problem.clauses import Clause, Clauses, Transit
+from taccl.problem.collective import Collective
+from taccl.topology.topology import Topology
 
 
 class OpenLinks:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from math import floor, log2
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from taccl.problem.collective import Collective
 from taccl.program.layout import contributions, layouts_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from taccl.problem.collective import Collective
-    from taccl.runtime.job import RunJob
+from taccl.runtime.job import RunJob
 
 #: Bound on sums over all ranks, so that they neither overflow nor equal the poison value.
 _LARGEST = 2**30

@@ -13,21 +13,16 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Iterator
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl.program.program import OPERATIONS, PROTOCOLS, StepAddress
+from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Slot, StepAddress
+from taccl.runtime.buffers import RankMemory
 from taccl.runtime.report import Wait
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from taccl.program.program import Program, Slot
-    from taccl.runtime.buffers import RankMemory
 
 #: Max seconds to sleep while nothing progresses, so that a message is noticed soon.
 _LONGEST_SLEEP_S = 1e-3

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import arguments_of, make
 from taccl.program.layout import layouts_of
-from taccl.runtime.buffers import Data, unwritten
+from taccl.runtime.buffers import Buffers, Data, unwritten
+from taccl.runtime.job import RunJob
 from taccl.runtime.report import WrongChunk
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from taccl.problem.collective import Collective
-    from taccl.runtime.buffers import Buffers
-    from taccl.runtime.job import RunJob
-
-    Collect = Callable[[Any, NDArray[Any], NDArray[Any], int], None]
+Collect = Callable[[Any, NDArray[Any], NDArray[Any], int], None]
 
 #: Name of the reference for a collective that MPI lacks.
 COMPUTED = "the expected outputs, computed from all inputs (MPI has no such collective)"

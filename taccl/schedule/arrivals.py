@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from taccl._internal.arrays import Flags, Ints
+from taccl.problem.collective import Collective
 from taccl.problem.costs import link_ends, wide_links
-
-if TYPE_CHECKING:
-    from taccl._internal.arrays import Flags, Ints
-    from taccl.problem.collective import Collective
-    from taccl.problem.problem import Problem
-    from taccl.topology.topology import Topology
+from taccl.problem.problem import Problem
+from taccl.topology.topology import Topology
 
 
 class Events(NamedTuple):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import Count, checked
 from taccl._internal.names import shown as as_shown
 from taccl.problem.costs import hold_columns
+from taccl.problem.problem import Problem
 from taccl.schedule.columns import check_indices
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from taccl._internal.arguments import Count
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 By = Literal["link", "resource", "rank"]
 #: Value of `Bars.chunk` or `Bars.origin` for a merged send whose chunks or origins differ.

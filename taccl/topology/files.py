@@ -6,15 +6,18 @@ The fields are documented in docs/formats.md. Decimal costs are exact: 0.1 is on
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl._internal.names import first_of, shown
 from taccl._internal.reading import parse, read_text, reads
 from taccl.errors import TopologyError
+from taccl.topology import file_schema as schema
 from taccl.topology import registry
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.links import OTHER_SIDE, Hold, Resource
@@ -29,15 +32,9 @@ from taccl.topology.parts import (
     hold_ends,
     links_among,
 )
+from taccl.topology.topology import Side, Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from os import PathLike
-
-    from taccl.topology import file_schema as schema
-    from taccl.topology.topology import Side, Topology
-
-    Ends = tuple[tuple[int, ...], tuple[int, ...]]
+Ends = tuple[tuple[int, ...], tuple[int, ...]]
 
 MAX_FILE_BYTES = 64 * 10**6
 MAX_RANKS = 1_000_000

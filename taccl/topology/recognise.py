@@ -6,9 +6,10 @@ Dimensions follow from links, racks and pods from distances between hosts.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise, permutations
 from math import log2
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +18,9 @@ from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import checked_as
 from taccl._internal.caching import cached
 from taccl.errors import TopologyError
-from taccl.topology.products import Dimension, Dimensions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.topology.named import NamedFabric
-    from taccl.topology.products import Kind
-    from taccl.topology.topology import Topology
-
+from taccl.topology.named import NamedFabric
+from taccl.topology.products import Dimension, Dimensions, Kind
+from taccl.topology.topology import Topology
 
 #: Cost of a send: alpha and beta of its link, and of each of its holds.
 Cost = tuple[tuple[object, ...], ...]

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,8 @@ from numpy.typing import NDArray
 from taccl._internal.address_space import require_address_space
 from taccl.errors import TopologyError
 from taccl.topology.links import OTHER_SIDE, Side
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.topology.named import NamedFabric
-    from taccl.topology.topology import Topology
-
+from taccl.topology.named import NamedFabric
+from taccl.topology.topology import Topology
 
 #: Maximum number of places for a table of all pairs (128 MiB).
 _MAX_TABLE = 4096

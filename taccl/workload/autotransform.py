@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Count, Seconds, checked_as
 from taccl._internal.deadline import Deadline
 from taccl._internal.units import format_count, format_us
 from taccl.errors import WorkloadError
+from taccl.topology.topology import Topology
+from taccl.workload.costs import Rates
 from taccl.workload.exchange import MOST_CHUNKS, parts_of
 from taccl.workload.operations import POINTWISE
 from taccl.workload.schedule import schedule_workload
+from taccl.workload.step import Step
 from taccl.workload.tiling import GrowingOverlap
 from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from taccl._internal.arguments import Count, Seconds
-    from taccl.topology.topology import Topology
-    from taccl.workload.costs import Rates
-    from taccl.workload.step import Step
-    from taccl.workload.workload import Workload
+from taccl.workload.workload import Workload
 
 _Choice = TypeVar("_Choice")
 

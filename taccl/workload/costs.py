@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import checked_as
 from taccl._internal.units import exact
@@ -13,11 +12,8 @@ from taccl.errors import WorkloadError
 from taccl.workload.kernels import bytes_written, is_computed, kernel
 from taccl.workload.kinds import TABLE
 from taccl.workload.meaning import places_read
-from taccl.workload.operations import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from taccl.workload.operations import Operation
-    from taccl.workload.workload import Workload
+from taccl.workload.operations import DTYPE_BYTES, Operation
+from taccl.workload.workload import Workload
 
 
 @checked_as(WorkloadError)

@@ -8,29 +8,25 @@ data-parallel ranks, balances loads over its own dimensions.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from taccl._internal.caching import cached
 from taccl.errors import InputError
 from taccl.problem import collectives
+from taccl.problem.chunks import Chunk
 from taccl.problem.clauses import Clauses
+from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.topology.topology import Topology
 from taccl.workload.meaning import groups_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from taccl.problem.chunks import Chunk
-    from taccl.problem.collective import Collective
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
-    from taccl.workload.workload import Workload
+from taccl.workload.workload import Workload
 
 #: `_PIECES`: (min bytes per chunk, max pieces per tile) of a collective outside overlaps; our choice.
 #: `_TILE_PIECES`: (min bytes per chunk, max pieces per tile) of a collective in an overlap; our choice.

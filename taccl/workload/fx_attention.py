@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from taccl.workload.fx_values import Deferred, Named, View
-
-if TYPE_CHECKING:
-    from taccl.workload.fx_graph import Graph
-    from taccl.workload.fx_values import Arguments, Reader
-
+from taccl.workload.fx_graph import Graph
+from taccl.workload.fx_values import Arguments, Deferred, Named, Reader, View
 
 #: {argument of PyTorch's attention that the operation `attention` lacks: its only accepted value}.
 _PLAIN = {"dropout_p": 0, "return_debug_mask": False, "dropout_mask": None}

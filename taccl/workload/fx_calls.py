@@ -11,27 +11,33 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.workload.aten import operand
+from taccl.workload.fx_graph import Graph
 from taccl.workload.fx_parts import own_of, parts_of
-from taccl.workload.fx_values import Filled, Named, Own, Positions, View, Whole, arguments_of, described
+from taccl.workload.fx_values import (
+    Arguments,
+    Filled,
+    Named,
+    Own,
+    Positions,
+    View,
+    Whole,
+    arguments_of,
+    described,
+)
 from taccl.workload.fx_views import by_rank
 from taccl.workload.operations import DTYPE_BYTES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from taccl.workload.fx_graph import Graph
-    from taccl.workload.fx_values import Arguments
-
-    Shape = tuple[int, ...]
-    Names = list[str]
-    #: Function that returns the names of the axes of each operand, and of the axes of the result.
-    #: A rule is called with the arguments, and the local shapes of operands and result.
-    #: A rule returns None for a call that it does not cover.
-    Rule = Callable[[Arguments, list[Shape], Shape], tuple[list[Names], Names] | None]
+Shape = tuple[int, ...]
+Names = list[str]
+#: Function that returns the names of the axes of each operand, and of the axes of the result.
+#: A rule is called with the arguments, and the local shapes of operands and result.
+#: A rule returns None for a call that it does not cover.
+Rule = Callable[[Arguments, list[Shape], Shape], tuple[list[Names], Names] | None]
 
 #: Arguments of operators that do not change the values of results.
 _PLACES = ("device", "layout", "memory_format", "pin_memory", "generator", "non_blocking")

@@ -9,15 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from taccl.workload.fx_graph import Graph
 from taccl.workload.fx_parts import own_of, parts_of, spread
-from taccl.workload.fx_values import Named, Own, Piece, Repeated, Stacked, View, described
+from taccl.workload.fx_values import Arguments, Named, Own, Piece, Reader, Repeated, Stacked, View, described
 from taccl.workload.fx_views import by_rank
-
-if TYPE_CHECKING:
-    from taccl.workload.fx_graph import Graph
-    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _in_pieces(graph: Graph, given: Arguments) -> Any:

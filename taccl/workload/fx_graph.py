@@ -7,8 +7,9 @@ element type of every result must equal those that the graph states. This module
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import WorkloadError
 from taccl.workload.fx_parts import of_parts, rows_of, spread, total_of
@@ -19,6 +20,7 @@ from taccl.workload.fx_values import (
     Own,
     Piece,
     Positions,
+    Reader,
     Repeated,
     Stacked,
     Unread,
@@ -36,13 +38,8 @@ from taccl.workload.fx_views import (
 )
 from taccl.workload.kinds import TABLE
 from taccl.workload.layouts import has_types, infer
+from taccl.workload.mesh import Mesh
 from taccl.workload.operations import COLLECTIVES, DTYPE_BYTES, FLOATS, INTEGERS, POINTWISE, Operation, Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from taccl.workload.fx_values import Reader
-    from taccl.workload.mesh import Mesh
 
 #: Kinds of operations that read an `Own` (tensor that each rank computes from its data) as a partial tensor.
 _OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")

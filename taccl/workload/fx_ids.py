@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import LossyConversionWarning, warn
 from taccl.workload.fx_calls import called
-from taccl.workload.fx_values import Deferred, Filled, Named, Positions, Repeated, View, described, number_of
-
-if TYPE_CHECKING:
-    from taccl.workload.fx_graph import Graph
-    from taccl.workload.fx_values import Arguments, Reader
+from taccl.workload.fx_graph import Graph
+from taccl.workload.fx_values import (
+    Arguments,
+    Deferred,
+    Filled,
+    Named,
+    Positions,
+    Reader,
+    Repeated,
+    View,
+    described,
+    number_of,
+)
 
 
 def _positions(graph: Graph, given: Arguments) -> Any:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from taccl.errors import LossyConversionWarning, warn
 from taccl.workload.fx_calls import called
+from taccl.workload.fx_graph import Graph
 from taccl.workload.fx_parts import spread
-from taccl.workload.fx_values import Deferred, Named, View
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.workload.fx_graph import Graph
-    from taccl.workload.fx_values import Arguments, Reader
+from taccl.workload.fx_values import Arguments, Deferred, Named, Reader, View
 
 
 def _of_channel(graph: Graph, value: Any, count: int) -> Any:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from taccl.workload.fx_values import Deferred, Named, View, Whole
+from taccl.workload.fx_graph import Graph
+from taccl.workload.fx_values import Arguments, Deferred, Named, Reader, View, Whole
 from taccl.workload.kind_values import EPSILON
-
-if TYPE_CHECKING:
-    from taccl.workload.fx_graph import Graph
-    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _layernorm(graph: Graph, given: Arguments) -> Any:

@@ -9,24 +9,26 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import LossyConversionWarning, warn
 from taccl.workload.fx_attention import ATTENTION_READERS
 from taccl.workload.fx_collectives import COLLECTIVE_READERS
-from taccl.workload.fx_graph import FUNCTIONAL
+from taccl.workload.fx_graph import FUNCTIONAL, Graph
 from taccl.workload.fx_ids import ID_READERS
 from taccl.workload.fx_images import IMAGE_READERS
 from taccl.workload.fx_norms import NORM_READERS
 from taccl.workload.fx_parts import spread
 from taccl.workload.fx_pointwise import POINTWISE_READERS
 from taccl.workload.fx_values import (
+    Arguments,
     Deferred,
     Filled,
     Named,
     Own,
     Piece,
     Positions,
+    Reader,
     Repeated,
     Stacked,
     View,
@@ -35,10 +37,6 @@ from taccl.workload.fx_values import (
     number_of,
 )
 from taccl.workload.fx_views import in_memory, in_one_batch, transposed, with_axis_last
-
-if TYPE_CHECKING:
-    from taccl.workload.fx_graph import Graph
-    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _same(graph: Graph, given: Arguments) -> Any:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from taccl.workload.fx_graph import Graph
 from taccl.workload.fx_parts import spread
-from taccl.workload.fx_values import Filled, Positions, described, number_of
+from taccl.workload.fx_values import Arguments, Filled, Positions, Reader, described, number_of
 from taccl.workload.fx_views import have_whole_rows, with_axis_last
-
-if TYPE_CHECKING:
-    from taccl.workload.fx_graph import Graph
-    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _relu_grad(graph: Graph, given: Arguments) -> Any:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.workload.fx_graph import Graph
 
-    #: Arguments of a node, by their names in PyTorch.
-    Arguments = dict[str, Any]
-    #: Function that converts a node with these arguments, and returns the node's value.
-    Reader = Callable[[Graph, Arguments], Any]
+#: Arguments of a node, by their names in PyTorch.
+Arguments = dict[str, Any]
+#: Function that converts a node with these arguments, and returns the node's value.
+Reader = Callable[["Graph", Arguments], Any]
 
 
 class Unread(WorkloadError):

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.workload import aten
 from taccl.workload.kind_rules import permutation
 from taccl.workload.kinds import TABLE
+from taccl.workload.operations import Operation
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.workload.operations import Operation
-
-    Array = NDArray[Any]
-    Places = Sequence[NDArray[np.int64]]
+Array = NDArray[Any]
+Places = Sequence[NDArray[np.int64]]
 
 #: Default epsilon of `layernorm`, which is added to variances.
 EPSILON = 1e-5

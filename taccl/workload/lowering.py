@@ -7,8 +7,10 @@ kernels. The kernel that consumes a tile of a collective waits for all instructi
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 
@@ -16,23 +18,13 @@ from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.formats.astra.chakra import Computed, dump_chakra
 from taccl.formats.files import write_all
-from taccl.program.layout import layout
+from taccl.program.layout import RankLayout, layout
 from taccl.program.lower import lower
-from taccl.program.program import OPERATIONS
+from taccl.program.program import OPERATIONS, Program, RankProgram, Slot
+from taccl.program.program import Step as Instruction
 from taccl.schedule.schedule import make_schedule
-from taccl.workload.exchange import problem_of
-from taccl.workload.step import Made
-
-if TYPE_CHECKING:
-    import os
-    from fractions import Fraction
-    from pathlib import Path
-
-    from taccl.program.layout import RankLayout
-    from taccl.program.program import Program, RankProgram, Slot
-    from taccl.program.program import Step as Instruction
-    from taccl.workload.exchange import CollectivePart
-    from taccl.workload.step import Step
+from taccl.workload.exchange import CollectivePart, problem_of
+from taccl.workload.step import Made, Step
 
 
 @checked_as(WorkloadError)

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
-from taccl.workload.costs import RATES, tile_costs
+from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Topology
+from taccl.workload.costs import RATES, Rates, tile_costs
 from taccl.workload.exchange import in_balanced_pieces, parts_by_chunk, sends_of
 from taccl.workload.step import ComputeTile, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
-    from taccl.workload.costs import Rates
-    from taccl.workload.workload import Workload
+from taccl.workload.workload import Workload
 
 #: Max gap (finish / lower bound - 1) at which a step cut by `in_balanced_pieces` is accepted at once.
 #: Above it, the step in its original pieces is scheduled as well, and the faster one is returned.

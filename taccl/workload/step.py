@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import is_exact
 from taccl.analysis.verification.verify import verify
-from taccl.workload.costs import tile_costs
-from taccl.workload.exchange import parts_of, problem_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
-    from taccl.workload.costs import Rates
-    from taccl.workload.exchange import CollectivePart
-    from taccl.workload.workload import Workload
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Topology
+from taccl.workload.costs import Rates, tile_costs
+from taccl.workload.exchange import CollectivePart, parts_of, problem_of
+from taccl.workload.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

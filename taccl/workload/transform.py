@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Count, Natural, checked_as
 from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
 from taccl.workload.kernels import kernel
 from taccl.workload.layouts import infer
 from taccl.workload.operations import POINTWISE, Operation, Tensor, refuse_first
 from taccl.workload.tiling import Overlap
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from taccl._internal.arguments import Count, Natural
-    from taccl.workload.workload import Workload
+from taccl.workload.workload import Workload
 
 
 @checked_as(WorkloadError)
