@@ -14,18 +14,20 @@ import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.garbage import rarely_collected
 from taccl._internal.reading import parse_json, read_text
 from taccl.errors import FormatError, InputError
-from taccl.explore.plan_ranges import Plan
 from taccl.explore.plan_runtimes import coverage_text
 from taccl.explore.plan_xml import XML_FOLDER
 from taccl.formats.files import folder_path
 from taccl.formats.native import bounds_of, save
 from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.runtime import PlanFiles, Runtime
+
+if TYPE_CHECKING:
+    from taccl.explore.plan_ranges import Plan
 
 INDEX = "plan.json"
 #: Names allowed in a folder that is replaced: files of `save_plan`, and Python's bytecode caches.

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl._internal.deadline import NEVER, OutOfTime, busy_factor
 from taccl._internal.names import first_of, notes_by_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import ExportError, InputError
 from taccl.explore.plan_programs import runnable
-from taccl.explore.plan_ranges import Plan, PlanRange
 from taccl.explore.plan_runtimes import NAMED
 from taccl.formats.mscclpp.plan import build_mscclpp_plan, text_of_plan, why_no_packets
 from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
@@ -22,7 +21,10 @@ from taccl.problem.collective import Collective
 from taccl.program.program import Program
 from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.runtime import PlanFiles, Runtime, ServedSizes
-from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.explore.plan_ranges import Plan, PlanRange
+    from taccl.topology.topology import Topology
 
 #: Collectives for which MSCCL++'s NCCL interface can use plans.
 _SERVED = ("allreduce", "allgather", "reduce-scatter", "broadcast")

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.units import format_count, format_size
 from taccl.errors import InputError
-from taccl.explore.plan_ranges import Plan
 from taccl.formats.program_kind import serves_powers_of_two
 from taccl.problem.collective import Collective
 from taccl.runtimes.runtime import Runtime, ServedSizes
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.profiles import profile_of
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.explore.plan_ranges import Plan
 
 #: Collectives that every runtime of MSCCL XML knows by name.
 NAMED = ("allgather", "allreduce", "alltoall", "broadcast", "reduce", "reduce-scatter")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from taccl.errors import ExportError
-from taccl.explore.plan_ranges import Plan
 from taccl.formats.torch.module import dump_torch_module
 from taccl.formats.torch.rounds import call_of, rounds_of
-from taccl.problem.collective import Collective
-from taccl.program.program import Program
 from taccl.runtimes.runtime import PlanFiles, Runtime
+
+if TYPE_CHECKING:
+    from taccl.explore.plan_ranges import Plan
+    from taccl.problem.collective import Collective
+    from taccl.program.program import Program
 
 
 def why_not(_runtime: Runtime, collective: Collective, _topology: object, protocol: str) -> str:

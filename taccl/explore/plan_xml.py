@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.names import shown
 from taccl._internal.units import format_size
 from taccl.errors import LossyConversionWarning
-from taccl.explore.plan_ranges import Plan, PlanRange
 from taccl.explore.plan_runtimes import NAMED
 from taccl.formats.msccl.xml import check_msccl_xml, dump_msccl_xml, unseen_root
 from taccl.formats.program_kind import kind_of
 from taccl.problem.collective import Collective
 from taccl.program.program import Program
 from taccl.runtimes.runtime import PlanFiles, Runtime, ServedSizes
+
+if TYPE_CHECKING:
+    from taccl.explore.plan_ranges import Plan, PlanRange
 
 #: Folder with nothing but XML files, for runtimes that load every file in a folder.
 XML_FOLDER = "msccl-algorithms"

@@ -7,21 +7,28 @@ launch, latencies of all hops, filling of the pipeline, and bytes over the rates
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, log2
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.in_switch import switch_collectives
-from taccl.measure.library_costs import Candidate, Costs, Floats
+from taccl.measure.library_costs import Candidate, Costs
 from taccl.measure.pair_channels import filling_us, network_channels, pair_channels, power_above
 from taccl.measure.rccl import between_nodes
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology import tuning
 from taccl.topology.tuning import PROTOCOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from taccl.measure.library_costs import Floats
+
 
 #: Index of protocol simple in `PROTOCOLS`.
 _SIMPLE = 2

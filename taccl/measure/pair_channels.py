@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil, log2
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.measure.library_costs import Floats
-from taccl.topology.tuning import NETWORK_PAIR_VERSION, PAIR_CHANNEL_NETWORK_GB_PER_S, PAIR_PEERS, PairSizes
+from taccl.topology.tuning import NETWORK_PAIR_VERSION, PAIR_CHANNEL_NETWORK_GB_PER_S, PAIR_PEERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.measure.library_costs import Floats
+    from taccl.topology.tuning import PairSizes
 
 
 def pair_channels(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import exp, log, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.reading import toml_document
-from taccl.measure.fitted import Fit, FittedParameter, FittedSeries
 from taccl.measure.machine import find_machine
 from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.tuning import PROTOCOLS, SOURCE, Protocol
+
+if TYPE_CHECKING:
+    from taccl.measure.fitted import Fit, FittedParameter, FittedSeries
 
 
 def profile_toml(fit: Fit, name: str) -> str:

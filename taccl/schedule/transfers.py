@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from taccl._internal.arrays import ranges
 from taccl._internal.names import install_extra
 from taccl.errors import ExportError, InputError
 from taccl.schedule.columns import check_indices
-from taccl.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from taccl.schedule.schedule import Schedule
 
 
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:

@@ -10,16 +10,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl.errors import TopologyError
 from taccl.topology.models import MODELS, Model, Rate
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
-from taccl.topology.topology import Topology
 from taccl.topology.tuning import (
     KERNEL_LAUNCH,
     KERNEL_LAUNCH_US,
@@ -33,6 +31,11 @@ from taccl.topology.tuning import (
     SOURCE,
     Protocol,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taccl.topology.topology import Topology
 
 
 def profile_of(topology: Topology) -> Profile | None:

@@ -6,30 +6,28 @@ global array (`Places`). Operands are looked up by these indices, so slices and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from taccl._internal.arguments import Natural, checked_as
+from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.workload.kind_values import value_of
 from taccl.workload.kinds import TABLE
-from taccl.workload.operations import (
-    FLOATS,
-    Operation,
-    Tensor,
-    free_axes,
-    inner_axes,
-    labels_of,
-    operand_axes,
-)
-from taccl.workload.workload import Workload
+from taccl.workload.operations import FLOATS, free_axes, inner_axes, labels_of, operand_axes
 
-Array = NDArray[Any]
-Places = tuple[NDArray[np.int64], ...]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl._internal.arguments import Natural
+    from taccl.workload.operations import Operation, Tensor
+    from taccl.workload.workload import Workload
+
+    Array = NDArray[Any]
+    Places = tuple[NDArray[np.int64], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,26 @@ A rank sends the data that it holds when the send starts, so the result is right
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from taccl._internal.arguments import Natural, checked_as
+from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.schedule.schedule import Transfer
 from taccl.workload.exchange import parts_by_chunk
-from taccl.workload.meaning import Piece, Places, RankTiles, dtype_of, given_parts, places, rounded, taken
-from taccl.workload.step import Step
+from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, rounded, taken
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl._internal.arguments import Natural
+    from taccl.schedule.schedule import Transfer
+    from taccl.workload.meaning import Places
+    from taccl.workload.step import Step
+
+    Array = NDArray[Any]
 
 
 @checked_as(WorkloadError)
