@@ -233,14 +233,13 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         ]
         return fastest_form(problem, forms, lists=True)
 
-    parts, shapes, most = 2, list(SHAPES) if 0 < num_holders < num_ranks else [], 2 * MANY_CUT
+    parts, likely, shapes, most = 2, 1, list(SHAPES) if 0 < num_holders < num_ranks else [], 2 * MANY_CUT
     if shapes and reach_all and cut:
-        parts, shapes = best_cut(copies, most_transfers=most)
-        parts = max(2, parts // 4)  # estimates are too high where links between nodes share no NIC
+        likely, shapes = best_cut(copies, most_transfers=most)
+        parts = max(2, likely // 4)  # estimates are too high where links between nodes share no NIC
     make = partial(at_once, shapes=shapes)
-    found = cut_while_it_pays(
-        problem, make, name="hierarchical", cut=cut, parts=parts, pays=_PAYS, most_transfers=most
-    )
+    cut_in = partial(cut_while_it_pays, pays=_PAYS, most_transfers=most)
+    found = cut_in(problem, make, name="hierarchical", cut=cut, parts=parts, likely=likely)
     whole = cut_while_it_pays(problem, in_turn, name="two levels", cut=False)
     if busy_by_bytes_us(problem, whole.chunk, whole.link).max(initial=0) >= found.finish_us:
         return found  # finer chunks hold resources for as long

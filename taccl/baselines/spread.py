@@ -82,7 +82,8 @@ def fastest(schedules: Iterable[Schedule]) -> Schedule:
 def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists: bool = False) -> Schedule:
     """Schedule of the form (variant of an algorithm) with the earliest finish; the first of equal ones.
 
-    A form is not timed if its busiest resource is held for longer than the best schedule so far takes.
+    A form is not timed if its busiest resource is held for longer than the best schedule so far takes. All
+    forms are timed in order before the first one is timed by list scheduling, which takes ten times as long.
 
     - `forms`: (producer, sends) of each form.
     - `lists`: True to time each form by list scheduling, too (`timed`).
@@ -90,10 +91,19 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists:
     ranked = sorted((sends.busy_ticks(problem), i, name, sends) for i, (name, sends) in enumerate(forms))
     complete = complete_so_far(problem)
     best, place = None, 0
-    for least, i, name, sends in ranked:
-        if best is not None and (least, i) >= (best.finish_ticks, place):
-            continue
-        for found in timed(problem, sends, name, least=least if lists else None):
+    rest = [
+        (least, i, timed(problem, sends, name, least=least if lists else None))
+        for least, i, name, sends in ranked
+    ]
+    while rest:
+        left, rest = rest, []
+        for least, i, times in left:
+            if best is not None and (least, i) >= (best.finish_ticks, place):
+                continue
+            found = next(times, None)
+            if found is None:
+                continue
+            rest.append((least, i, times))
             if best is None or (found.finish_ticks, i) < (best.finish_ticks, place):
                 best, place = found, i
                 complete.append(best)
@@ -130,6 +140,7 @@ def cut_while_it_pays(
     pays: Fraction = _PAYS,
     merges: bool = False,
     most_transfers: int = MANY_CUT,
+    likely: int = 1,
 ) -> Schedule:
     """Schedule of a problem without its sketch, in finer and finer chunks while that shortens it enough.
 
@@ -140,13 +151,22 @@ def cut_while_it_pays(
     - `pays`: Finer chunks are kept if they finish within this share of the time of coarser ones.
     - `merges`: True to also try each message of the algorithm as one send, if sends may merge.
     - `most_transfers`: Max transfers of a schedule in finer chunks.
+    - `likely`: Number of parts that probably is the best, and is tried first; 1 if unknown.
     """
     if not problem.collective.num_chunks:  # without chunks there are no sends
         return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)
-    cut_in = partial(_cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers)
+    cut_in = partial(
+        _cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers, likely=likely
+    )
 
     def kept(finer: Problem) -> Schedule:
-        return keep_soonest(problem, make(finer))
+        complete = complete_so_far(finer)
+        complete.clear()
+        try:
+            return keep_soonest(problem, make(finer))
+        finally:  # an interrupted algorithm may have completed a form
+            for each in complete[-1:]:
+                keep_soonest(problem, each)
 
     if not (merges and cut and may_merge(problem)):
         return cut_in(problem, kept, cut=cut)
@@ -199,6 +219,7 @@ def _cut_while_it_pays(
     parts: int,
     pays: Fraction,
     most_transfers: int,
+    likely: int,
 ) -> Schedule:
     made = _whole(problem)
     if name not in made:
@@ -212,10 +233,13 @@ def _cut_while_it_pays(
         return best
     most = min(_MOST_CUT // best.num_transfers, *problem.chunk_bytes)
     parts = min(parts, most)
+    first: dict[int, Schedule] = {}
     if cut and name in finer:  # continue where an earlier call ended
         best = finer[name]
         parts = 2 * best.problem.collective.num_chunks // problem.collective.num_chunks
         most *= 2 * best.num_transfers <= most_transfers
+    elif cut and parts <= likely <= most:
+        first[likely] = finer[name] = make(cut_chunks(problem, likely))
     elif cut:  # coarser chunks come first, so that some are complete if time ends
         for coarser in _coarser(parts, best.num_transfers):
             with suppress(CollectiveError):
@@ -224,15 +248,17 @@ def _cut_while_it_pays(
                     finer[name], best = found, found
     while cut and 1 < parts <= most:
         try:
-            found = make(cut_chunks(problem, parts))
+            found = first.get(parts) or make(cut_chunks(problem, parts))
         except CollectiveError:  # the algorithm cannot cut finer
             break
         if found.finish > pays * best.finish:
             break
-        finer[name], best, parts = found, found, 2 * parts
+        best, parts = found, 2 * parts
+        if name not in finer or found.finish < finer[name].finish:
+            finer[name] = found
         if 2 * found.num_transfers > most_transfers:
             break
-    return best
+    return fastest((best, *first.values()))
 
 
 def _coarser(parts: int, num_transfers: int) -> list[int]:

@@ -9,11 +9,13 @@ from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, best, buckets, spread
 from taccl.baselines.direct import least_one_shot_us
+from taccl.baselines.moves import Sends
 from taccl.baselines.spread import (
     complete_so_far,
     cut_chunks,
     cut_while_it_pays,
     keep_soonest,
+    soonest_so_far,
     without_sketch,
 )
 from taccl.errors import CollectiveError
@@ -244,3 +246,48 @@ def test_coarser_chunks_come_before_a_long_first_cut(monkeypatch):
 
     cut_while_it_pays(problem, made, name="tree", cut=True, parts=64)
     assert counts[:4] == [1, 4, 16, 64]
+
+
+def test_the_likely_number_of_parts_comes_first_and_is_made_once():
+    """The number of parts with the best estimate is tried first; other numbers are then tried in order."""
+    problem, counts = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6), []
+
+    def made(finer):
+        counts.append(finer.collective.num_chunks)
+        return BASELINES["tree"](finer, cut=False)
+
+    found = cut_while_it_pays(problem, made, name="tree", cut=True, parts=8, likely=32, most_transfers=100)
+    assert counts == [1, 32, 8, 16]
+    assert found.problem.collective.num_chunks == 8
+
+
+def test_a_form_in_finer_chunks_counts_if_time_ends_before_the_next_one():
+    """If time is up before all forms of an algorithm are timed, a complete one in finer chunks is kept."""
+    problem, forms = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6), []
+
+    def made(finer):
+        if finer.collective.num_chunks == 1:
+            return BASELINES["tree"](finer, cut=False)
+        forms.append(BASELINES["tree"](finer, cut=False))
+        complete_so_far(finer).append(forms[-1])
+        raise OutOfTime("time")
+
+    with pytest.raises(OutOfTime):
+        cut_while_it_pays(problem, made, name="tree", cut=True)
+    assert soonest_so_far(problem) == forms
+
+
+def test_all_forms_are_timed_in_order_before_one_is_timed_by_list_scheduling(monkeypatch):
+    """List scheduling takes ten times as long, so that time may end within it."""
+    problem, steps = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6), []
+    sends = Sends.of(BASELINES["tree"](problem, cut=False))
+
+    def times(problem, sends, producer, *, least):
+        for how in ("in order", "listed"):
+            steps.append((producer, how))
+            yield sends.schedule(problem, producer=producer)
+
+    monkeypatch.setattr(spread, "timed", times)
+    monkeypatch.setattr(Sends, "busy_ticks", lambda *_: 0)  # each form may be the earliest
+    spread.fastest_form(problem, [("a", sends), ("b", sends)], lists=True)
+    assert steps == [("a", "in order"), ("b", "in order"), ("a", "listed"), ("b", "listed")]
