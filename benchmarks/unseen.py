@@ -60,23 +60,27 @@ class Case(NamedTuple):
     """A log, the machine that it was measured on, and the reason why it is an outlier of its class.
 
     - `network`: Class of networks of the log's library, if it is not the machine's.
+    - `version`: Version of NCCL by the log's first line; empty if it states none.
     """
 
     log: str
     topology: str
     outlier: str = ""
     network: str | None = None
+    version: tuple[int, ...] = ()
 
 
 CASES = (
     Case("a100_p4de.24xlarge_x2_allreduce_aws", "p4de.24xlarge"),
-    Case("b200_lambda_x2_allreduce", "b200"),
-    Case("gb200_oci_1rack-3racks_allreduce_alltoall", "gb200-nvl72"),
+    Case("b200_lambda_x2_allreduce", "b200", version=(2, 26)),
+    Case("gb200_oci_1rack-3racks_allreduce_alltoall", "gb200-nvl72", version=(2, 27)),
     Case("h100_a3mega_gke_x2_allgather_full", "a3-megagpu-8g"),
     Case("h100_a3mega_x2_allreduce_gcp", "a3-megagpu-8g"),
-    Case("h100_oci_x2_allreduce_large", "dgx-h100"),
+    Case("h100_oci_x2_allreduce_large", "dgx-h100", version=(2, 23)),
     Case("h100_p5.48xlarge_x2_allreduce_aws", "p5.48xlarge"),
-    Case("h200_2x1_allgather_1nic_gke", "a3-ultragpu-8g", "its NIC carries 0.64 of its wire"),
+    Case(
+        "h200_2x1_allgather_1nic_gke", "a3-ultragpu-8g", "its NIC carries 0.64 of its wire", version=(2, 25)
+    ),
     Case("mi300x_x1_allreduce_rccl", "mi300x"),
     Case("mi300x_x2_allreduce_rccl", "mi300x", network="rccl-2.22"),
     Case("mi355x_x1_allreduce_full", "mi355x"),
@@ -165,12 +169,12 @@ def default_rows(folder: Path) -> Iterator[Row]:
     """A row for each log, under the default profile of its machine."""
     for case in CASES:
         series = list(series_of(folder, case))
-        own = costs_of(case.topology, network=case.network)
+        own = costs_of(case.topology, network=case.network).under(case.version)
         row = row_of(case.log, [(each, us_of(own, each)) for each in series])
         row |= {"outlier": case.outlier, "met": bool(case.outlier) or row["median"] <= WORST_MACHINE}
         row |= {"source": SOURCE_OF.get(case.log, ""), "without": None, "errors_without": row["errors"]}
         if row["source"]:
-            costs = costs_without(case.topology, case.log, case.network)
+            costs = costs_without(case.topology, case.log, case.network).under(case.version)
             other = row_of(case.log, [(each, us_of(costs, each)) for each in series])
             row |= {"without": other["median"], "errors_without": other["errors"]}
         yield row
@@ -199,7 +203,8 @@ def published(log: dict[str, Any]) -> tuple[Series, Costs]:
         log["source"], ranks_per_process=log.get("ranks_per_process", 0),
     )  # fmt: skip
     network = log.get("network") if log["nodes"] > 1 else None
-    return series, costs_of(log["topology"], network=network, network_gb_per_s=log.get("nic_gb_per_s"))
+    costs = costs_of(log["topology"], network=network, network_gb_per_s=log.get("nic_gb_per_s"))
+    return series, costs.under(log.get("version", ()))
 
 
 def medians(rows: list[Row]) -> Iterator[Row]:

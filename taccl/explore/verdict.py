@@ -49,7 +49,7 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
             of = f"within the error of the model ({1 - WITHIN_ERROR:.0%})" if is_near else "large messages"
             said[0] = f"; {of}: {own}, or{said[0][1:]}"
         elif facts.untested and facts.share >= UNTESTED:
-            said[0] = f"; large messages: not judged, as predictions may be {1 / UNTESTED:g} times too fast"
+            said[0] = f"; large messages: not judged, as predictions may be {1 / UNTESTED:.2g} times too fast"
             said[0] += f" (algorithm {facts.alike} has this rate)" if facts.alike else ""
         elif facts.share >= WITHIN_ERROR:
             said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"

@@ -8,7 +8,7 @@ from taccl._internal.caching import cached
 from taccl._internal.units import format_count
 from taccl.measure.facts import HEALTHY
 from taccl.measure.library import Run
-from taccl.measure.library_costs import Costs
+from taccl.measure.library_costs import ASSUMED_VERSION, Costs
 from taccl.measure.machine import import_network, machine_of
 from taccl.measure.predict import costs_of, known_machines
 from taccl.measure.series import POINT_TO_POINT, Series
@@ -46,7 +46,7 @@ def few_channels(costs: Costs, series: Series) -> str:
     num = Run(costs, POINT_TO_POINT, num_ranks, num_nodes, np.zeros(1)).message_channels
     if num * PAIR_CHANNEL_NETWORK_GB_PER_S >= HEALTHY * costs.nic_gb_per_s:
         return ""
-    library = f"NCCL {'.'.join(map(str, costs.version))}".strip()
+    library = f"NCCL {'.'.join(map(str, costs.version))}"
     return (
         f"{library} gives a message between nodes {format_count(num, 'channel')} of about "
         f"{PAIR_CHANNEL_NETWORK_GB_PER_S:g} GB/s among {num_ranks} ranks"
@@ -66,5 +66,6 @@ def channel_costs(topology: Topology) -> Costs | None:
     node = min(figures.node_gb_per_s * (1 + _ROUNDED), stated * float(NVLINK_GB_PER_S[generation]))
     network = import_network(topology) or NETWORKS["infiniband"]
     return Costs(
-        generation, node, stated, figures.network_gb_per_s, figures.ranks_per_nic, network, nvswitch=True
-    )
+        generation, node, stated, figures.network_gb_per_s, figures.ranks_per_nic, network, nvswitch=True,
+        version=ASSUMED_VERSION,
+    )  # fmt: skip

@@ -18,10 +18,10 @@ HEALTHY, USUAL = 0.93, 1.5
 WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the model may explain.
 #: Limits for kinds of machines that no published log confirms.
 #: `UNTESTED`: min share of the expected bandwidth that an error of the model may explain.
-#: Known shares of bandwidth: 0.43 to 0.66 on 20 racks of GB200 (coreweave/nccl-tests).
+#: Known shares of bandwidth: 0.32 to 0.62 on 20 racks of GB200 (coreweave/nccl-tests).
 #: Known share of bandwidth with NCCL 2.8 on EFA: 0.42 (aws-samples/aws-efa-eks).
 #: `UNTESTED_USUAL`: max ratio of times of small messages to usual times that an error may explain.
-UNTESTED, UNTESTED_USUAL = 0.4, 3.0
+UNTESTED, UNTESTED_USUAL = 0.3, 3.0
 #: Min ratio of the fastest NIC's rate to the slowest NIC's rate that shows a slow rail.
 UNEQUAL = 1.15
 

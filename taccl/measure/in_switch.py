@@ -12,7 +12,7 @@ from taccl.topology import tuning
 from taccl.topology.tuning import PROTOCOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from taccl.measure.library import Run
     from taccl.measure.library_costs import Floats
@@ -52,9 +52,7 @@ def _model_rate(run: Run) -> float:
     own twice.
     """
     generation, heads = run.costs.generation, min(run.per_node, tuning.NVLS_RANKS)
-    speeds, _ = tuning.CHANNEL_SPEEDS[generation]
-    most = run.costs.node_gb_per_s / (heads + 1)
-    speed = max((each for each in speeds if each <= most), default=min(speeds))
+    speed = _fastest(tuning.CHANNEL_SPEEDS[generation][0], run.costs.node_gb_per_s / (heads + 1))
     return (heads - 1) * speed * tuning.NVLS_SHARE[generation]
 
 
@@ -79,20 +77,22 @@ def _nvls(run: Run) -> Candidate:
         per_channel = tuning.NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
         most = per_channel * min(g, 8) * n / (2 * (n - 1))
         model_rate = min(rate, most, run.wires / min(m - 1, 2))
-        if costs.generation in tuning.NVLS_LIMITED:
-            rate = min(rate, most)
-    model_us = tuning.NVLS_US + 2 * levels * (tuning.NVLS_NETWORK_US + 2 * costs.network.stated_us)
-    has_correction = m > 1 and costs.generation == "Blackwell"
+        rate = min(rate, most * tuning.NVLS_LIMITED.get(costs.generation, np.inf))
+    is_old = costs.is_before(*tuning.NVLS_VERSION)
+    model_rate = _old_model_rate(run) if is_old else model_rate
+    hop_us = tuning.NVLS_OLD_NETWORK_US if is_old else tuning.NVLS_NETWORK_US
+    model_us = tuning.NVLS_US + 2 * levels * (hop_us + 2 * costs.network.stated_us)
+    has_correction = m > 1 and costs.generation == "Blackwell" and not is_old
     correction = run.corrected(_SIMPLE) if has_correction else np.ones_like(run.size)
     kb = run.size / 1000
     # Each round of the pipeline moves one chunk per block and rank through the switch.
-    turn_kb = np.minimum(_nvls_chunk(run) * tuning.NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
+    blocks, _ = nvls_blocks(run)
+    turn_kb = np.minimum(_nvls_chunk(run) * blocks * min(g, tuning.NVLS_RANKS), run.size) / 1000
     hop_us = tuning.NVLS_HOP_US.get(costs.generation, PROTOCOLS[_SIMPLE].ring_hop_us)
     turn_us = turn_kb / (rate * costs.node_rate) + hop_us * costs.node_latency
     if costs.generation in tuning.NVLS_ROUND:
         round_us, block_rate = tuning.NVLS_ROUND[costs.generation]
-        of_blocks = block_rate * tuning.NVLS_BLOCKS[costs.generation][m > 1]
-        turn_us = np.maximum(turn_us, round_us * costs.node_latency + turn_kb / of_blocks)
+        turn_us = np.maximum(turn_us, round_us * costs.node_latency + turn_kb / (block_rate * blocks))
     network_us = turn_kb * across / run.network if m > 1 else np.zeros_like(kb)
     num_turns = kb / np.maximum(turn_kb, 1e-9)
     latency_us = tuning.NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)
@@ -105,15 +105,56 @@ def _nvls(run: Run) -> Candidate:
 
 def _nvls_chunk(run: Run) -> Floats:
     """NVLS chunk size in bytes for each message size; small messages have smaller chunks."""
-    several = run.num_nodes > 1
-    own = tuning.NVLS_CHUNK_BYTES[run.costs.generation][several]
-    if run.num_nodes >= tuning.NVLS_MANY_NODES:
-        own = min(own, tuning.NVLS_MANY_CHUNK_BYTES)
+    heads = min(run.per_node, tuning.NVLS_RANKS)
+    blocks, own = nvls_blocks(run)
     chunk = np.full(run.size.shape, float(run.costs.network.nvls_chunk_bytes or own))
-    blocks = tuning.NVLS_BLOCKS[run.costs.generation][several] * run.per_node
-    for most, num in tuning.NVLS_CHUNKS[several]:
-        chunk = np.where((run.size < num * blocks * chunk) & (chunk > most), float(most), chunk)
+    for most, num in tuning.NVLS_CHUNKS[run.num_nodes > 1]:
+        is_few = run.size < num * blocks * heads * chunk
+        chunk = np.where(is_few & (chunk > most), float(most), chunk)
     return chunk
+
+
+def nvls_blocks(run: Run) -> tuple[int, int]:
+    """(thread blocks of NVLS, max bytes of its chunk), unless a network's plugin sets the chunk."""
+    costs, m, several = run.costs, run.num_nodes, run.num_nodes > 1
+    blocks, chunk = tuning.NVLS_BLOCKS[costs.generation][several], tuning.NVLS_CHUNK_BYTES
+    if several and costs.generation == "Blackwell" and not costs.is_before(*tuning.NVLS_TUNING_VERSION):
+        return _blackwell_blocks(run, costs.nic_gb_per_s / costs.nics_per_rank)
+    return blocks, min(chunk, tuning.NVLS_MANY_CHUNK_BYTES) if m >= tuning.NVLS_MANY_NODES else chunk
+
+
+def _blackwell_blocks(run: Run, nic_gb_per_s: float) -> tuple[int, int]:
+    """(thread blocks, max bytes of a chunk) on several nodes: ``ncclNvlsTreeSm100Tuning`` of NCCL 2.30.
+
+    The NICs of servers with 8 GPUs are assumed to be behind PCIe switches, and those of racks are not.
+    """
+    g, kib = run.per_node, 1 << 10
+    is_near, few = g <= 8, g >= 16 or g <= 8 and nic_gb_per_s < 96
+    if run.num_nodes == 2 and nic_gb_per_s >= 48:
+        return 32, (256 if g <= 4 else 64 if few else 128) * kib
+    if nic_gb_per_s >= 96:
+        return (24, 256 * kib) if g <= 8 else (32, (128 if g < 32 else 64) * kib)
+    if nic_gb_per_s >= 48:
+        return 24, (64 if is_near else 128) * kib
+    return 32, (tuning.NVLS_CHUNK_BYTES if run.num_nodes < tuning.NVLS_MANY_NODES else 64 * kib)
+
+
+def _old_model_rate(run: Run) -> float:
+    """GB/s of an allreduce by NVLS in the model of NCCL before `tuning.NVLS_VERSION`."""
+    heads, (inside, between) = (
+        min(run.per_node, tuning.NVLS_RANKS),
+        tuning.CHANNEL_SPEEDS[run.costs.generation],
+    )
+    speed = _fastest(inside, run.costs.node_gb_per_s / (heads + 1))
+    if run.num_nodes > 1:
+        across = _fastest(between, run.wires / heads)
+        speed = min(speed, across if run.num_nodes == 2 else across / 2)
+    return heads * speed * tuning.NVLS_OLD_SHARE
+
+
+def _fastest(speeds: Sequence[float], most: float) -> float:
+    """The highest speed up to `most`, or else the lowest."""
+    return max((each for each in speeds if each <= most), default=min(speeds))
 
 
 def _nvls_copies(run: Run) -> Candidate:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.measure.channel_search import searched, tree_speed
-from taccl.measure.in_switch import switch_collectives
+from taccl.measure.in_switch import nvls_blocks, switch_collectives
 from taccl.measure.library_costs import Candidate, Costs
 from taccl.measure.pair_channels import filling_us, network_channels, pair_channels, power_above
 from taccl.measure.rccl import between_nodes
@@ -23,7 +23,7 @@ from taccl.topology import tuning
 from taccl.topology.tuning import PROTOCOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -215,7 +215,7 @@ class Run:
         if found.algorithm == "pairwise":
             used = np.full(self.size.shape, float(power_above(num)))
         elif found.algorithm == "nvls":
-            used = np.full(self.size.shape, float(tuning.NVLS_BLOCKS[costs.generation][self.num_nodes > 1]))
+            used = np.full(self.size.shape, float(nvls_blocks(self)[0]))
         else:
             used = self._channels_used(found.protocol, found.algorithm, num)
         return (costs.serial_launch_us + used * costs.channel_launch_us) * costs.launch_scale
@@ -259,7 +259,7 @@ class Run:
             most = self._ll_gb_per_s(model=model)
             return min(rate * PROTOCOLS[p].bandwidth_share, most * scale)
         if name == "ll128":
-            most = self.num_channels * tuning.RING_LL128_CHANNEL[costs.generation] * scale
+            most = self.num_channels * self._channel_limit(tuning.RING_LL128_CHANNEL, model=model) * scale
             return min(rate * PROTOCOLS[p].bandwidth_share, most)
         if model or costs.pcie or costs.generation not in tuning.RING_CHANNEL:
             return rate
@@ -333,16 +333,27 @@ class Run:
         """Maximum total rate of all tree channels in GB/s, with the data up and down the trees added."""
         return float(self.num_channels * tuning.TREE_CHANNEL[self.costs.generation][self._place])
 
+    def _channel_limit(self, limits: Mapping[str, float], *, model: bool) -> float:
+        """Maximum GB/s of a channel: by the library's own model if `model`, else the predicted one.
+
+        - `limits`: {GPU generation: maximum GB/s of a channel} of the newest version.
+        """
+        generation = self.costs.generation
+        if model and generation == "Blackwell" and self.costs.is_before(*tuning.NVLS_VERSION):
+            return tuning.OLD_BLACKWELL * limits["Hopper"]
+        return limits[generation]
+
     def _tree_gb_per_s(self, name: str, total: float, *, model: bool) -> float:
         """GB/s of reduced data through trees: half of what channels carry, as data go both up and down."""
-        generation, num, place = self.costs.generation, self.num_channels, self._place
-        rate = min(total * tuning.TREE_SHARE, self.tree_limit_gb_per_s)
+        num, place = self.num_channels, self._place
+        limits = {each: rates[place] for each, rates in tuning.TREE_CHANNEL.items()}
+        rate = min(total * tuning.TREE_SHARE, num * self._channel_limit(limits, model=model))
         if name == "ll":
             rate = min(rate * tuning.TREE_LL_SHARE, self._ll_gb_per_s(model=model))
         elif name == "ll128":
-            rate = min(
-                rate * tuning.TREE_LL128_SHARES[place > 0], num * tuning.TREE_LL128_CHANNEL[generation][place]
-            )
+            limits = {each: rates[place] for each, rates in tuning.TREE_LL128_CHANNEL.items()}
+            most = num * self._channel_limit(limits, model=model)
+            rate = min(rate * tuning.TREE_LL128_SHARES[place > 0], most)
         return rate / 2
 
     def corrected(self, p: int) -> Floats:
@@ -372,6 +383,20 @@ class Run:
         speed = max(speed * node / self.node, costs.pair_rates.channel_gb_per_s)
         rate = np.minimum(node, each * peers * speed)
         return rate, filling_us(message, each, rate / peers, sizes)
+
+    def _ll_pairs(self, message: Floats) -> tuple[Floats | float, Floats | float]:
+        """(max bytes of a message inside a node under LL, max GB/s of its channels under LL)."""
+        costs, (since, until) = self.costs, tuning.PAIR_LL_VERSIONS
+        if not costs.nvswitch or costs.fitted is not None:
+            return tuning.PAIR_LL_BYTES, np.inf
+        num, most = 2 * self.num_channels, 2 * costs.num_links
+        is_between = costs.is_before(*until) and not costs.is_before(*since)
+        each = pair_channels(
+            num, most, self.num_ranks, message, tuning.PAIR_SIZES["ll" if is_between else "node"]
+        )
+        rate = each * tuning.PAIR_LL_CHANNEL.get(costs.generation, np.inf)
+        channels = min(power_above(most), power_above(num)) if is_between else 1
+        return tuning.PAIR_LL_BYTES * channels, rate
 
     def _network_channels(self, message: Floats) -> Floats:
         """Number of channels that carry a message to a rank on another node."""
@@ -419,12 +444,16 @@ class Run:
         costs, is_message = self.costs, self.collective == POINT_TO_POINT
         wire_us, fill_us, network_us = self._message() if is_message else self._exchange()
         # NCCL has no buffers of LL for messages to other nodes (``src/transport/net.cc``).
-        most = tuning.PAIR_LL_BYTES if self.num_nodes == 1 or costs.fitted else 0
-        is_ll = self.size / (1 if is_message else self.num_ranks) <= most
+        message = self.size / (1 if is_message else self.num_ranks)
+        most, ll_rate = self._ll_pairs(message)
+        is_ll = message <= (most if self.num_nodes == 1 or costs.fitted else 0)
         for p in (0, _SIMPLE):
             base, hop = self._node_us(p, "ring")
             share = costs.fitted["ll"][2] if costs.fitted and p == 0 else PROTOCOLS[p].bandwidth_share
-            time_us = (base + self._real_hop_us(p, hop)) * costs.node_latency + network_us + wire_us / share
-            time_us = time_us + fill_us * (p == _SIMPLE)
+            latency_us = (base + self._real_hop_us(p, hop)) * costs.node_latency + network_us
+            sent_us = (
+                wire_us + fill_us if p == _SIMPLE else np.maximum(wire_us / share, message / 1000 / ll_rate)
+            )
+            time_us = latency_us + sent_us
             is_wrong = is_ll == (p == _SIMPLE)
             yield Candidate("pairwise", PROTOCOLS[p].name, np.where(is_wrong, np.inf, time_us), time_us)

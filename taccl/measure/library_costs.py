@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _LATE_RCCL = (2, 22)
 
 
+#: Version of NCCL that is assumed where none is stated (our choice: older than the newest, as most are).
+ASSUMED_VERSION = (2, 28)
+
+
 class PairRates(NamedTuple):
     """Rates of messages between ranks of a node.
 
@@ -68,7 +72,7 @@ class Costs:
     - `pair_rates`: Rates of messages between ranks of a node.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
     - `node_rate`, `network_rate`: Factors of rates.
-    - `version`: Version of the library; empty for the newest.
+    - `version`: Version of the library; empty for RCCL's newest.
     """
 
     generation: str
@@ -114,10 +118,14 @@ class Costs:
         return least / whole if least else 1.0
 
     def under(self, version: Sequence[int]) -> Costs:
-        """Copy of the costs under a version of the library; empty for the newest."""
+        """Copy of the costs under a version of the library; under the same if it is empty."""
         is_late = self.network.name == "rccl" and version and tuple(version[:2]) <= _LATE_RCCL
         network = NETWORKS["rccl-2.22"] if is_late else self.network
-        return replace(self, network=network, version=tuple(version))
+        return replace(self, network=network, version=tuple(version) or self.version)
+
+    def is_before(self, *version: int) -> bool:
+        """True if the library is older than this version; False for an unknown one of RCCL."""
+        return bool(self.version) and tuple(self.version[: len(version)]) < version
 
     def on_ranks(self, local_ranks: Sequence[int]) -> Costs:
         """Copy of the costs with the local ranks of a node renumbered, so that `local_ranks` come first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
@@ -12,7 +13,7 @@ from taccl._internal.arguments import Bytes, Count, Number, checked, known_name
 from taccl._internal.units import exact
 from taccl.errors import InputError
 from taccl.measure.library import candidates, chosen
-from taccl.measure.library_costs import PAIR_RATES, Costs
+from taccl.measure.library_costs import ASSUMED_VERSION, PAIR_RATES, Costs
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Series
 from taccl.runtimes.registry import runtime_named
@@ -72,6 +73,7 @@ def predict(
     machine: str, collective: str, size: Bytes, *, ranks: Count | None = None, nodes: Count = 1,
     runtime: str | None = None, network: str | None = None, network_gb_per_s: Number | None = None,
     nvls: bool = True, sharp: bool = False, ranks_per_process: Count | None = None,
+    version: str | None = None,
 ) -> Prediction:  # fmt: skip
     """Predict the time of a collective without any measurement.
 
@@ -100,17 +102,20 @@ def predict(
     ranks_per_process : int, optional
         Number of GPUs whose kernels one process launches in turn, such as 8 for ``all_reduce_perf -g 8``. By
         default one, or all of a node on V100, whose benchmarks usually ran so.
+    version : str, optional
+        Version of the library, such as ``"2.30"``; by default 2.28 of NCCL, and the newest RCCL.
 
     Raises
     ------
     InputError
-        If a name is unknown, the runtime does not run on the machine, or ranks and nodes do not fit it.
+        If a name is unknown, the runtime does not run on the machine, ranks and nodes do not fit it, or the
+        version is no version.
     """
     collective = known_name(collective, COLLECTIVES, "collective")
     rate = None if network_gb_per_s is None else float(exact(network_gb_per_s, where="network_gb_per_s"))
     if rate == 0:
         raise InputError("found 0; expected a rate above 0, such as 50", where="network_gb_per_s")
-    costs = costs_of(machine, network=network, network_gb_per_s=rate)
+    costs = costs_of(machine, network=network, network_gb_per_s=rate).under(_version_of(version))
     num_ranks = ranks_per_node(machine) * nodes if ranks is None else ranks
     if num_ranks < 2 or num_ranks % nodes or num_ranks > nodes * ranks_per_node(machine):
         said = f"found {num_ranks} in {nodes} nodes; expected 2 or more, as many in each node"
@@ -148,6 +153,15 @@ def predict(
         raise InputError(said, where="runtime")
     all_pairs = _in_one_kernel(costs, collective, num_ranks, float(size), launch)
     return own if launch.falls_back and own.time_us < all_pairs.time_us else all_pairs
+
+
+def _version_of(text: str | None) -> tuple[int, ...]:
+    """Parts of a version; empty if none is given."""
+    if text is None:
+        return ()
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,3}){1,3}", text):
+        raise InputError(f"found {text!r}; expected a version such as '2.28'", where="version")
+    return tuple(map(int, text.split(".")))
 
 
 def predicted_us(
@@ -191,13 +205,16 @@ def _of_model(name: str) -> Costs:
     network = NETWORKS[INSTANCES[name].network if name in INSTANCES else model.network or usual]
     if model.pcie is not None:
         rate = 1000 / float(default["pcie_beta_us_per_mb"])
-        return Costs(model.generation, rate, 2, nic, shape.ranks_per_nic, network, pcie=True)
+        return Costs(
+            model.generation, rate, 2, nic, shape.ranks_per_nic, network, pcie=True, version=ASSUMED_VERSION
+        )
     if model.num_nvlinks:
         generation, links = model.generation, model.num_nvlinks
         is_old = generation == "Volta"
         return Costs(
             generation, links * float(NVLINK_GB_PER_S[generation]), links, nic, shape.ranks_per_nic,
             network, nvls=bool(shape.nvls), nvswitch=shape.joint == "NVSwitch", pairs=shape.pairs,
+            version=ASSUMED_VERSION,
             launch_us=VOLTA_LAUNCH_US if is_old else LAUNCH_US,
             host=model.host, nics_per_rank=model.nics_per_rank,
             serial_launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_EACH_US,

@@ -95,8 +95,11 @@ NVLS_HOP_US = {"Blackwell": 5.0}
 #: On 8 B200 (published log), rounds of 16, 32, 64 and 128 KiB per chunk take 16, 20 to 23, 29 and 52 us.
 #: The last round runs at the switch's rate. A log of another cluster confirms these times.
 NVLS_ROUND = {"Blackwell": (11.0, 28.5)}
-#: Time in us of a hop between nodes for NVLS reductions joined by trees.
-NVLS_NETWORK_US = 20.9
+#: Time in us of a hop between nodes for NVLS reductions joined by trees, and before `NVLS_VERSION`.
+NVLS_NETWORK_US, NVLS_OLD_NETWORK_US = 20.9, 14.0
+#: `NVLS_VERSION`: first version of NCCL whose model counts the efficiency and the channels of NVLS.
+#: `NVLS_OLD_SHARE`: part of the bandwidth of all channels that earlier versions count for allreduces.
+NVLS_VERSION, NVLS_OLD_SHARE = (2, 28), 5 / 6
 #: Maximum number of ranks per node for NVLS multicasts (``src/include/device.h``).
 NVLS_RANKS = 32
 #: Time in us of a hop between nodes for NVLS reductions joined by network switches (SHARP).
@@ -134,6 +137,8 @@ TREE_LL128_CHANNEL = {
 }  # fmt: skip
 #: Maximum GB/s per channel of a ring under LL128, by GPU generation.
 RING_LL128_CHANNEL = {"Volta": 20.0, "Ampere": 20.0, "Hopper": 36.7, "Blackwell": 40.0}
+#: Factor of the limits of Hopper's channels that NCCL before 2.28 (`NVLS_VERSION`) has for Blackwell.
+OLD_BLACKWELL = 2.0
 #: GB/s per channel that rings reach under simple; NCCL's model has no limit there.
 #: Published allgathers: 42 on 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
 RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
@@ -144,9 +149,10 @@ RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
 RING_CHANNEL_FREE = (("Hopper", "infiniband"), ("Blackwell", "infiniband"))
 #: Maximum GB/s per channel on one node, two nodes and more, for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
-#: GPU generations whose NVLS between nodes is no faster than `NVLS_CHANNEL`, by published logs of GB200.
-#: NVLS of Hopper is faster: 486 GB/s of busbw on 2 x 8 H200, where `NVLS_CHANNEL` gives 461.
-NVLS_LIMITED = ("Blackwell",)
+#: {GPU generation: maximum rate of NVLS between nodes, as a multiple of that of `NVLS_CHANNEL`}.
+#: Two racks of GB200 reach 408 GB/s of reduced data, 1.056 times as much (coreweave/nccl-tests, README.md).
+#: NVLS of Hopper has no such limit: 486 GB/s of busbw on 2 x 8 H200, where `NVLS_CHANNEL` gives 461.
+NVLS_LIMITED = {"Blackwell": 1.056}
 #: Part of the bandwidth that a tree reaches, by protocol (ll, ll128, simple), at 64 B, 128 B, ..., 512 MB.
 TREE_CORRECTION = (
     (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1),
@@ -162,7 +168,14 @@ NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
 #: `CHANNEL_BYTES`: {protocol: min bytes per channel}; below, NCCL uses fewer channels (``src/enqueue.cc``).
 #: For rings under LL, `CHANNEL_BYTES` is the min bytes per channel and rank.
 #: `PAIR_LL_BYTES`: max bytes of a message between two ranks under LL.
+#: `PAIR_LL_VERSIONS`: NCCL from the first of these versions to before the last has this maximum for each of
+#: all channels of a peer, whether the message uses them or not (``addP2pToPlan``).
 CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}, 16 << 10
+PAIR_LL_VERSIONS = (2, 22), (2, 29)
+#: {GPU generation: GB/s of a channel of such a message}; others are bound by the links (our choice).
+#: Half of the threads of a channel send, and the others receive: half of LL's rate over 16 channels on H100.
+#: On 8 B200, alltoalls of 512 KiB to 4 MiB grow at 4.3 to 6 GB/s per channel (published log).
+PAIR_LL_CHANNEL = {"Hopper": 4.4, "Blackwell": 4.4}
 #: Bytes of a pack of NCCL's copies (``reduceCopy`` in ``src/device/common_kernel.h``).
 #: Buffers whose length is not a multiple of a pack are copied element by element.
 PACK_BYTES = 16
@@ -180,10 +193,11 @@ class PairSizes(NamedTuple):
     smaller: tuple[tuple[int, int], ...] = ()
 
 
-#: Sizes for messages between two ranks, over NVLink ("node") and between nodes ("network").
+#: Sizes for messages between two ranks, over NVLink ("node", under LL "ll") and between nodes ("network").
 #: Source: ``src/init.cc``, ``addP2pToPlan``.
 PAIR_SIZES = {
     "node": PairSizes(512 << 10, 64 << 10, 16 << 20),
+    "ll": PairSizes(32 << 10, 8 << 10, 2 << 20),
     "network": PairSizes(128 << 10, 64 << 10, 128 << 10, ((1 << 20, 2), (128 << 10, 4))),
 }
 #: `PAIR_CHANNEL_NETWORK_GB_PER_S`: GB/s of a channel between nodes, by which NCCL chooses their number.
@@ -236,11 +250,12 @@ NVLS_FULL = 8
 #: busbw on H800 (8 links) is 215 GB/s (NVIDIA/nccl, issue 1374), 8/18 of that on H100.
 NVLS_LINKS = 18
 #: Thread blocks of NVLS, by GPU generation: on one node, and on several (``src/transport/nvls.cc``).
-NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}
+#: On several nodes of Blackwell, `in_switch.nvls_blocks` has the exceptions since `NVLS_TUNING_VERSION`.
+NVLS_BLOCKS, NVLS_TUNING_VERSION = {"Hopper": (16, 16), "Blackwell": (24, 32)}, (2, 30)
 #: Bytes of a channel's step under simple: 1/8 of a buffer of 4 MiB (``src/init.cc``).
 STEP_BYTES = 512 << 10
-#: Bytes of an NVLS chunk, by GPU generation: on one node, and on several.
-NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 64 << 10)}
+#: Bytes of an NVLS chunk, unless a network's plugin sets another (``NCCL_NVLS_CHUNKSIZE``).
+NVLS_CHUNK_BYTES = 128 << 10
 #: `NVLS_MANY_NODES`: number of nodes from which NVLS chunks are limited further (``src/transport/nvls.cc``).
 #: `NVLS_MANY_CHUNK_BYTES`: max bytes of an NVLS chunk on `NVLS_MANY_NODES` nodes or more.
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
