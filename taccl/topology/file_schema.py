@@ -1,4 +1,4 @@
-"""Schema of topology files as pydantic models; imported only when a file is read."""
+"""Schema of topology files as pydantic models."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from taccl._internal.names import first_of, shown
 from taccl._internal.reading import parse, read_text, reads
+from taccl._internal.validation import validated
 from taccl.errors import TopologyError
 from taccl.topology import file_schema as schema
 from taccl.topology import registry
@@ -50,9 +51,6 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; the message
     names file and field.
     """
-    from taccl._internal.validation import validated
-    from taccl.topology import file_schema as schema
-
     path = Path(path)
     where = str(path)
     data = parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True)

@@ -4,11 +4,7 @@ A trace is a graph of nodes. A node is a send, a receive, the computation of a s
 workload's step (`Computed`), which has a duration. ``docs/formats.md`` states the dependencies of each kind,
 and the information that a trace loses.
 
-A file is a sequence of messages, each a length and that many bytes in protobuf's wire format. The first
-message is `GlobalMetadata` (fields 1 version, 2 attributes). The others are `Node` (1 id, 2 name, 3 type, 5
-ids of the nodes it waits for, 7 duration in microseconds, 10 attributes). An attribute has 1 name; 7 int32, 9
-int64, 27 bool or 29 string. These fields are so few that they are encoded by hand. See
-https://github.com/mlcommons/chakra (``et_def.proto``) and https://github.com/astra-sim/astra-sim
+`taccl.formats.astra.et_def` has the messages of a file. See https://github.com/astra-sim/astra-sim
 (``CustomAlgorithm.cc``).
 """
 
@@ -19,14 +15,16 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from io import BytesIO
 from math import ceil
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from taccl._internal.names import first_of
 from taccl.analysis.simulation.events import Events
 from taccl.errors import ExportError, LossyConversionWarning, warn
+from taccl.formats.astra.et_def import message_classes
 from taccl.problem.problem import Problem
 from taccl.schedule.precedence import DATA
 from taccl.schedule.schedule import Schedule
@@ -105,7 +103,7 @@ class _Node:
     kind: int
     name: str
     after: set[int] = field(default_factory=set)
-    attributes: Sequence[bytes] = ()
+    attributes: Sequence[Mapping[str, Any]] = ()
     duration_us: int = 0
 
 
@@ -149,14 +147,14 @@ def _nodes(
         rank, peer = (ends.src, ends.dst) if kind == 2 else (ends.dst, ends.src)
         here, what = nodes[rank], "chunk " + " ".join(map(str, chunks))
         own = {node for c in chunks for node in known(sources.get((c, rank)))}
-        attributes = [
-            _attribute("comm_type", _SEND if kind == 2 else _RECEIVE, _INT64),
-            _attribute("comm_dst" if kind == 2 else "comm_src", peer, _INT32),
-            _attribute("comm_size", sum(problem.chunk_bytes[c] for c in chunks), _INT64),
-            _attribute("comm_tag", s, _INT32),
-            _attribute("msg_chunk_cnt", len(chunks) if total else -1, _INT32),
-            _attribute("msg_chunk_idx", chunks[0] % total if total else -1, _INT32),
-            _attribute("total_chunk_cnt", total or -1, _INT32),
+        attributes: list[dict[str, Any]] = [
+            {"name": "comm_type", "int64_val": _SEND if kind == 2 else _RECEIVE},
+            {"name": "comm_dst" if kind == 2 else "comm_src", "int32_val": peer},
+            {"name": "comm_size", "int64_val": sum(problem.chunk_bytes[c] for c in chunks)},
+            {"name": "comm_tag", "int32_val": s},
+            {"name": "msg_chunk_cnt", "int32_val": len(chunks) if total else -1},
+            {"name": "msg_chunk_idx", "int32_val": chunks[0] % total if total else -1},
+            {"name": "total_chunk_cnt", "int32_val": total or -1},
         ]
         if kind == 2:
             sent[s] = len(here)
@@ -228,51 +226,17 @@ def _total_chunks(problem: Problem) -> int:
     return collective.size_chunks if alike and collective.size_chunks % collective.num_ranks == 0 else 0
 
 
-#: Field number of the value in an attribute message, for values of each type.
-_INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
-
-
 def _encoded(nodes: Sequence[_Node], problem: Problem) -> bytes:
-    parts = [_text(1, _VERSION) + _bytes(2, _text(1, "schedule") + _text(_STRING, problem.title))]
+    from google.protobuf.proto import serialize_length_prefixed
+
+    file, (metadata, message) = BytesIO(), message_classes()
+    about = {"name": "schedule", "string_val": problem.title}
+    serialize_length_prefixed(metadata(version=_VERSION, attr=[about]), file)
     for number, node in enumerate(nodes):
-        content = _integer(1, number) + _text(2, node.name) + _integer(3, node.kind)
-        if node.after:
-            content += _bytes(5, b"".join(_varint(each) for each in sorted(node.after)))
-        content += _integer(7, node.duration_us)
-        attributes = [*node.attributes, _attribute("is_cpu_op", 0, _BOOL)]
-        parts.append(content + b"".join(_bytes(10, each) for each in attributes))
-    return b"".join(_varint(len(part)) + part for part in parts)
-
-
-def _attribute(name: str, value: int, field: int) -> bytes:
-    return _text(1, name) + _varint(field << 3) + _varint(value)
-
-
-def _text(field: int, value: str) -> bytes:
-    return _bytes(field, value.encode())
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
-
-
-def _integer(field: int, value: int) -> bytes:
-    """Encode an integer field; empty for 0, protobuf's default.
-
-    Values of attributes are the exception: they are in a protobuf oneof, so `_attribute` also writes 0.
-    """
-    return _varint(field << 3) + _varint(value) if value else b""
-
-
-def _varint(value: int) -> bytes:
-    """Encode a number as protobuf's varint, with 7 bits per byte, lowest first.
-
-    Negative numbers are encoded as two's complement in 64 bits.
-    """
-    value &= (1 << 64) - 1
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+        attributes = [*node.attributes, {"name": "is_cpu_op", "bool_val": False}]
+        made = message(
+            id=number, name=node.name, type=node.kind, data_deps=sorted(node.after),
+            duration_micros=node.duration_us, attr=attributes,
+        )  # fmt: skip
+        serialize_length_prefixed(made, file)
+    return file.getvalue()

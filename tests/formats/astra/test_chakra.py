@@ -9,7 +9,6 @@ import taccl
 from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats import files
-from taccl.formats.astra import chakra as module
 from taccl.formats.astra.chakra import dump_chakra
 from taccl.problem.making import make_problem
 from taccl.schedule.schedule import make_schedule
@@ -265,14 +264,3 @@ def test_failure_half_way_leaves_none(tmp_path, monkeypatch):
     with pytest.warns(LossyConversionWarning), pytest.raises(InputError, match="full"):
         taccl.write(_ring("allgather"), tmp_path / "ring", format="chakra")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**32, 2**63 - 1, -1])
-def test_numbers_are_encoded_as_published(value):
-    """Integers encode to one to nine bytes, negative ones to ten."""
-    node = NODE()
-    node.attr.add(name="x", int64_val=value)
-    [attribute] = NODE.FromString(
-        b"\x52" + bytes([len(content := module._attribute("x", value, 9))]) + content
-    ).attr
-    assert attribute.int64_val == value
