@@ -12,6 +12,7 @@ from taccl import collectives
 from taccl.problem.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.milp import ordering, routing
+from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.stopping import REMEDIES, StoppingRule
 from taccl.synthesis.symmetry.quotient import take_quotient
@@ -54,6 +55,7 @@ def tags_of_rows(name):
         quotient,
         upper_ticks=schedule.finish_ticks,
         sequenced=range(quotient.num_resources),
+        cuts=[Cut(frozenset({0}), schedule.finish_ticks)],
     ).model
     return {*model.tags, *ordering.ContiguityModel(quotient, schedule).model.tags}
 

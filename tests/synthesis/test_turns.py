@@ -109,6 +109,7 @@ def loop(monkeypatch):
         monkeypatch.setattr(solver_loop, "route", route)
         monkeypatch.setattr(solver_loop, "_sequenced", lambda *_: rival.best_on_quotient)
         monkeypatch.setattr(solver_loop, "_to_sequence", lambda *_: frozenset())
+        monkeypatch.setattr(solver_loop, "_cuts", lambda *_: [])
         monkeypatch.setattr(solver_loop, "improve_by_job_shop", lambda *_: step("improve"))
         solver_loop.alone(search, "scip", lambda: step("ruin", search.turn_s))
         return done

@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import product
 
 from taccl.solvers.model import MilpModel
+from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.milp.resource_rows import Pair, Windows, add_load_rows, pairs_apart
 from taccl.synthesis.symmetry.quotient import Quotient
 
@@ -37,6 +38,7 @@ TAGS = (
     "routing.switch-policy",
     "routing.link-use",
     "routing.sequence",
+    "routing.cut",
 )
 
 
@@ -70,6 +72,7 @@ class RoutingModel:
         upper_ticks: int,
         lower_ticks: int = 0,
         sequenced: Collection[int] = (),
+        cuts: Collection[Cut] = (),
     ) -> None:
         self.quotient, self.upper_ticks, self.lower_ticks = quotient, upper_ticks, lower_ticks
         self.per_us = per_us = quotient.problem.costs.ticks_per_us
@@ -106,6 +109,8 @@ class RoutingModel:
         self._link_use()
         if sequenced:
             self._sequence(pairs_apart(quotient, windows, sequenced))
+        for cut in cuts:
+            self._cut(cut)
 
     def least_finish(self, bound_us: float) -> float:
         """Lower bound on the finish T, from one on the objective, both in us.
@@ -311,6 +316,21 @@ class RoutingModel:
                 self._one_after_other(a, b, pair.gap, first, goes_first=1)
             if back:
                 self._one_after_other(b, a, pair.reverse_gap, first, goes_first=0)
+
+    def _cut(self, cut: Cut) -> None:
+        """Add a row for a cut: if all hops of the cut are made, the finish T is at least its ticks.
+
+        If the cut exceeds the upper bound, the row excludes that all its hops are made.
+        """
+        made = [self.made[m] for m in sorted(cut.hops) if m in self.made]
+        if len(made) < len(cut.hops):
+            return
+        if cut.ticks > self.upper_ticks:
+            self.model.add_row([(-1.0, x) for x in made], 1 - len(made), tag="routing.cut")
+            return
+        late = cut.ticks - self.lower_ticks
+        terms = [(-late, x) for x in made]
+        self.no_sooner("cut", self.finish, None, terms, cut.ticks - late * len(made))
 
     def _start_of_multicast(self, m: int) -> int:
         """Variable for the start of a multicast: after arrivals at its sources, before arrivals by it."""

@@ -1,4 +1,4 @@
-"""Loop of one solver: routing, ordering and merging, and job shops."""
+"""Loop of one solver: routing, ordering and merging, job shops, and cuts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from taccl._internal.deadline import busy_factor
+from taccl.synthesis.milp.jobshop import Cut, find_cut
 from taccl.synthesis.milp.resource_rows import Windows, num_pairs
 from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import ListSchedule
@@ -23,9 +24,10 @@ from taccl.synthesis.search import Search
 #: `_ROUTING_SHARE`: share of a turn for routing.
 #: `_JOB_SHOP_SHARE`, `_MOST_JOB_SHOP_S`: share of a turn, and max CPU seconds, for the job shop of a routing.
 #: `_CONTIGUITY_S`: max CPU seconds of a contiguity model.
+#: `_CUT_S`: max CPU seconds of the proof of a cut: hops that together force a late finish.
 #: `_ROUNDS_S`: seconds without improvement after which the rounds of job shops end.
 _FIRST_TURN_S, _ROUTING_SHARE, _JOB_SHOP_SHARE, _MOST_JOB_SHOP_S = 4.0, 0.25, 0.15, 4.0
-_CONTIGUITY_S, _ROUNDS_S = 2.0, 4.0
+_CONTIGUITY_S, _CUT_S, _ROUNDS_S = 2.0, 1.0, 4.0
 #: Statuses of a routing without a solution after which the loop goes on; other ones end it.
 _OUT_OF_TIME = "no-solution", "timed-out"
 #: Max pairs of hops on one resource for which routing also decides their order.
@@ -34,7 +36,7 @@ _MOST_PAIRS = 1_000
 
 
 def alone(search: Search, solver: str, improve: Callable[[], None]) -> None:
-    """Loop of one solver over routing, ordering and merging until a bound is met or time is up.
+    """Loop of one solver over routing, ordering and merging, and cuts, until a bound is met or time is up.
 
     Without a time limit by the caller, it also ends after a share of its time without progress.
 
@@ -43,12 +45,13 @@ def alone(search: Search, solver: str, improve: Callable[[], None]) -> None:
     shares = search.parameters.solver
     search.turn_s = _FIRST_TURN_S
     sequenced: frozenset[int] = frozenset()
+    cuts: list[Cut] = []
     lower, is_first, progress = 0, True, _Progress(search)
     while is_first or search.deadline.left_s > shares.least_round_s:
         routing_s = busy_factor() * _ROUTING_SHARE * search.turn_s
         routed = route(
             search, solver, budget_s=min(routing_s, shares.routing_share * search.deadline.left_s),
-            sequenced=sequenced, lower_ticks=lower, sooner=not is_first,
+            sequenced=sequenced, lower_ticks=lower, cuts=cuts, sooner=not is_first,
         )  # fmt: skip
         may_go_on = routed is None and search.stages[-1].status in _OUT_OF_TIME
         found = None if routed is None else _sequenced(search, routed, solver)
@@ -66,6 +69,8 @@ def alone(search: Search, solver: str, improve: Callable[[], None]) -> None:
             return
         if not progress.continues(search, 0 if routed is None else routed.bound_ticks):
             return
+        if found is not None:
+            cuts += _cuts(search, found)
 
 
 class _Progress:
@@ -106,6 +111,19 @@ def _sequenced(search: Search, routed: Routed, solver: str) -> ListSchedule | No
     required = needed_hops(search.quotient, found)
     better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=job_shop_s)
     return better or found
+
+
+def _cuts(search: Search, found: ListSchedule) -> list[Cut]:
+    """The cut from a schedule's critical path, if one is proven in about a second; recorded as a stage."""
+    since, (upper, _) = time.monotonic(), search.known
+    cut = find_cut(
+        search.quotient, found, upper_ticks=upper, lower_ticks=search.bound_ticks,
+        time_limit_s=min(busy_factor() * _CUT_S, search.deadline.left_s), **search.of_solvers,
+    )  # fmt: skip
+    message = "nothing proven" if cut is None else f"{len(cut.hops)} hops on the limiting cut"
+    ticks = None if cut is None else cut.ticks
+    search.record("cut", "cpsat", "done", since, ticks=ticks, message=message)
+    return [] if cut is None else [cut]
 
 
 def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:

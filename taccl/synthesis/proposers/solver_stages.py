@@ -1,7 +1,9 @@
 """Stages that solvers run: routing, ordering and contiguity, as published; and one job shop for all three.
 
 Each function takes a `Search`, proposes the solver's schedules to it, and records a stage with the size of
-its model. `taccl.synthesis.proposers.solver_loop` runs them in a loop for the backend of one solver.
+its model. The loop of a named solver (`taccl.synthesis.proposers.solver_loop`) is a logic-based Benders
+decomposition: the critical path of each schedule gives a cut for the next routing. It ends when no routing
+finishes sooner, or time is up. Sources: `taccl.synthesis.milp.jobshop`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from taccl._internal.units import format_us
 from taccl.solvers.model import LinearModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.milp import jobshop, ordering, routing
+from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.milp.solutions import needed_hops, project, routing_hint, routing_of
 from taccl.synthesis.proposers.greedy import ListSchedule, expand
 from taccl.synthesis.result import ModelRun
@@ -80,6 +83,7 @@ def route(
     budget_s: float,
     sequenced: Collection[int] = (),
     lower_ticks: int = 0,
+    cuts: Sequence[Cut] = (),
     sooner: bool = False,
 ) -> Routed | None:
     """Solve the routing MILP; None if the solver found nothing.
@@ -88,6 +92,7 @@ def route(
 
     - `sequenced`: Resources on which the model also decides the order of sends.
     - `lower_ticks`: Proven lower bound of the model without orders.
+    - `cuts`: Sets of hops whose joint duration has a lower bound.
     - `sooner`: True to demand a finish before the incumbent's; the solver then starts without it.
     """
     since = time.monotonic()
@@ -96,6 +101,7 @@ def route(
     (upper, known), lower = search.known, max(lower_ticks, search.bound_ticks)
     model = routing.RoutingModel(
         quotient, upper_ticks=upper - sooner, lower_ticks=min(lower, upper - sooner), sequenced=sequenced,
+        cuts=cuts,
     )  # fmt: skip
     hint = None if known is None or sooner else routing_hint(model, known)
     arrays = model.model.arrays()
@@ -109,6 +115,7 @@ def route(
     )
     size = f"{arrays.num_variables} variables, {arrays.num_rows} rows"
     order = f"order on {len(sequenced)} of {quotient.num_resources} resources" if sequenced else ""
+    cut = f"{len(cuts)} cuts" if cuts else ""
     if answer.bound is not None:
         answer = replace(answer, bound=model.least_finish(answer.bound))
     proven = ""
@@ -116,7 +123,7 @@ def route(
         upper_us = float(quotient.problem.costs.us(upper))
         answer = replace(answer, status="optimal", bound=upper_us)
         proven = f"no routing by symmetry and slack finishes before {format_us(upper_us)}"
-    message = "; ".join(part for part in (proven, answer.message, size, order) if part)
+    message = "; ".join(part for part in (proven, answer.message, size, order, cut) if part)
     if answer.status == "unlicensed":  # the solver's message states the size already
         message = answer.message
     _record(search, "routing", solver, since, arrays, answer, message=message)
