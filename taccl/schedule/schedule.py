@@ -268,7 +268,9 @@ class Schedule(Figures):
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
         state.update(np.packbits(self.reduce).tobytes())
         if self.carries is not None:
-            state.update(repr(self.contributions).encode())
+            texts = [repr(ranks) for ranks in self.sums]  # the text of `repr(self.contributions)`
+            every = ", ".join([texts[number] for number in self.carries.tolist()])
+            state.update(f"[{every}]".encode())
         return state.hexdigest()
 
     def __eq__(self, other: object) -> bool:

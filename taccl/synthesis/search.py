@@ -332,6 +332,15 @@ class Search:
             self.above.allow(seconds)
 
     @contextmanager
+    def postponed(self, seconds: float) -> Iterator[None]:
+        """Context in which the deadline is later by `seconds`, also of the searches above."""
+        self.allow(seconds)
+        try:
+            yield
+        finally:
+            self.allow(-seconds)
+
+    @contextmanager
     def keeping(self, seconds: float) -> Iterator[None]:
         """Reserve seconds of the time for later stages: the deadline is earlier within the block."""
         self.allow(-seconds)

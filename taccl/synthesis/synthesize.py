@@ -34,7 +34,7 @@ from taccl.synthesis.proposers.baseline_proposals import reserve_s, share_baseli
 from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
-from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, LAST_BOUND, propose_all
+from taccl.synthesis.proposers.table import AGGREGATING, LAST, LAST_BOUND, propose_all, propose_first
 from taccl.synthesis.result import Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search
 from taccl.synthesis.stopping import BOUND_MET, GAP_MET, SearchState, stopping_rules
@@ -200,7 +200,7 @@ def synthesize(
                 with whole.accounting("preparation"):
                     _check_room(whole)
                     begin_compiling(whole)
-                run(whole, FIRST)  # baselines
+                propose_first(whole)
                 if not whole.is_proven:
                     _search_in_best_chunks(whole).settle()
         is_met = any(each.stopped == BOUND_MET for each in whole.others)

@@ -37,10 +37,9 @@ from taccl.synthesis.search import Search
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
 #: With at least this many ranks, the result waits for its first bound, however long that takes.
 _PATIENT_RANKS = 1_000
-#: `_VERIFY_COPY_US`: microseconds to verify a transfer of a copied chunk.
 #: `_VERIFY_SHARE`: max share of the time left for verification.
 #: `_BRIEF_S`: seconds of verification that are always allowed.
-_VERIFY_COPY_US, _VERIFY_SHARE, _BRIEF_S = 0.2, 0.5, 0.5
+_VERIFY_SHARE, _BRIEF_S = 0.5, 0.5
 
 
 def search_large(search: Search) -> None:
@@ -134,11 +133,7 @@ class _Runs:
 
     def __init__(self, search: Search) -> None:
         self.search, self._large = search, search.parameters.large
-        collective = search.problem.collective
-        ends = collective.destination_sets.sets
-        to_one = not collective.combining and all(len(ranks) == 1 for ranks in ends)
-        each_us = VERIFY_US_PER_TRANSFER if to_one else _VERIFY_COPY_US
-        self._verify_s = memory_need(search.problem).num_transfers * each_us / 10**6
+        self._verify_s = memory_need(search.problem).num_transfers * VERIFY_US_PER_TRANSFER / 10**6
         self._left_s: float | None = None
 
     def run(self, what: str, *, num_runs: int | None) -> None:

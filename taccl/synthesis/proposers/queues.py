@@ -57,7 +57,7 @@ _ORDER_NS = 70  # estimated nanoseconds to order a hop
 _TURN_WEIGHTS = (0.5, 1.0)
 #: Rounds of the backward schedule; with more, the due dates of different resources contradict each other.
 _ROUNDS = 2
-VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
+VERIFY_US_PER_TRANSFER = 0.2  # estimated CPU microseconds to verify a transfer of a copied chunk
 
 
 def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
@@ -81,7 +81,7 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
         found = send_at_once(fabric, demand, routes, limits)
         if found.finish_ticks <= _CLOSE * routes.peak_ticks:
             return found
-    verifying_s = len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
+    verifying_s = busy_factor() * len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
     most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
     best = _send_best(
         fabric, demand, routes, find, replace(limits, deadline=limits.deadline.later(-verifying_s)),

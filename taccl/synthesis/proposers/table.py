@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -48,8 +49,8 @@ from taccl.synthesis.transforms.switches import by_switches
 #: Share of the time to spend on baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
 #: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
-#: `_MOST_LATE_S`: max seconds past the time limit for baselines in finer chunks.
-_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
+#: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search.
+_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 0.9
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
@@ -125,6 +126,8 @@ def _is_too_short_alone(search: Search) -> bool:
 
 
 def _first_baselines(search: Search) -> None:
+    if search.has_found and time.monotonic() > search.options.ends_s:
+        return
     if not competes(search):
         search.notes.append(f"time was short for {search.backend} alone, so baselines came first")
     offer_first(search)
@@ -136,16 +139,11 @@ def _from_one_rank_first(search: Search) -> Search | None:
     It runs if all chunks start or end at one rank. Such chunks follow one another along a tree, which is slow
     unless they are cut. So these baselines precede all others, and have a minimum time.
     """
-    limit = search.deadline
-    least_s = min(busy_factor() * _LEAST_ROOT_S, limit.later(_MOST_LATE_S).left_s)
-    late_s = limit.at_least(least_s).at_s - limit.at_s
-    search.allow(late_s)
-    try:
+    least_s = min(busy_factor() * _LEAST_ROOT_S, search.options.ends_s + _MOST_LATE_S - time.monotonic())
+    with search.postponed(search.deadline.at_least(least_s).at_s - search.deadline.at_s):
         kinds = {"root", "both"} if search.problem.topology.num_nodes > 1 else {"root"}
         offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks in kinds])
         return _finer_first(search) if search.has_found else None
-    finally:
-        search.allow(-late_s)
 
 
 def _has_groups(problem: Problem) -> bool:
@@ -277,6 +275,9 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up), _may_be_finer),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
+)
+#: Proposers that follow them, before the number of chunks is chosen.
+SECOND: tuple[Turn, ...] = (
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(OwnProposer("trees", _along_trees, may_fill), _may_grow_trees, no_time, improves=True),
 )
@@ -332,6 +333,19 @@ IMPROVERS: tuple[Turn, ...] = tuple(
     for each in PROPOSERS
     if each.proposer.name in ("exchange", "ruin and recreate")
 )
+
+
+def propose_first(search: Search) -> None:
+    """Run the proposers before the search: baselines, then a bound and spanning trees.
+
+    On a busy machine, baselines may exceed the time limit by up to `_MOST_LATE_S`, until they have had as much
+    CPU time as the limit allows on an idle machine.
+    """
+    options = search.options
+    late_s = min(_MOST_LATE_S, (busy_factor() - 1) * (options.ends_s - options.began_s))
+    with search.postponed(late_s if late_s < math.inf else 0.0):
+        run(search, FIRST)
+    run(search, SECOND)
 
 
 def propose_all(search: Search) -> None:
