@@ -85,9 +85,26 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists:
     A form is not timed if its busiest resource is held for longer than the best schedule so far takes. All
     forms are timed in order before the first one is timed by list scheduling, which takes ten times as long.
 
+    Reductions to one rank each are timed as copies in reversed time, and only the earliest is reversed.
+
     - `forms`: (producer, sends) of each form.
     - `lists`: True to time each form by list scheduling, too (`timed`).
     """
+    forms, collective, complete = list(forms), problem.collective, complete_so_far(problem)
+    is_named = any(sends.carries is not None for _, sends in forms)
+    if is_named or not (collective.combining and collective.stays_at_roots) or ranks_differ(problem.topology):
+        return _fastest_form(problem, forms, lists=lists)
+    copies, found = reduce_phase(problem), []
+    complete_so_far(copies).clear()
+    try:
+        found.append(_fastest_form(copies, [(name, each.reversed()) for name, each in forms], lists=lists))
+    finally:  # if time is up, the best complete form counts
+        complete.extend(reverse(each, problem) for each in (found or complete_so_far(copies))[-1:])
+    return complete[-1]
+
+
+def _fastest_form(problem: Problem, forms: Sequence[tuple[str, Sends]], *, lists: bool) -> Schedule:
+    """Schedule of the form with the earliest finish; each is timed as `timed` does."""
     ranked = sorted((sends.busy_ticks(problem), i, name, sends) for i, (name, sends) in enumerate(forms))
     complete = complete_so_far(problem)
     best, place = None, 0

@@ -61,8 +61,8 @@ _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5
 #: `_NAMED_S_PER_TRANSFER`: CPU seconds to build and verify a transfer that lists its contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: `_LEAST_FIRST_S`: min CPU seconds for baselines before the search.
-#: `_MOST_FIRST_SHARE`: cap on `_LEAST_FIRST_S`, as a share of the time left.
-_LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
+#: `MOST_FIRST_SHARE`: cap on `_LEAST_FIRST_S`, as a share of the time left.
+_LEAST_FIRST_S, MOST_FIRST_SHARE = 1.25, 0.9
 #: `_BALANCED_S_PER_TRANSFER`: CPU seconds per transfer of a schedule balanced over dimensions.
 #: `_BALANCED_LEAST_S`: max CPU seconds of a balanced schedule that is tried even after the time limit.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
@@ -114,13 +114,15 @@ def offer_first(search: Search, names: Collection[str] | None = None) -> None:
     _offer_quickest(search, until, until_best, excluded=excluded)
 
 
-def for_baselines_s(limit: Deadline, share: float) -> float:
+def for_baselines_s(limit: Deadline, share: float, most_share: float = MOST_FIRST_SHARE) -> float:
     """Seconds for baselines before the search: a share of the time, with a minimum.
 
     The minimum is longer if the machine is busy with other work.
+
+    - `most_share`: Cap on the minimum, as a share of the time left.
     """
     left_s = limit.left_s
-    return max(share * left_s, min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor()))
+    return max(share * left_s, min(most_share * left_s, _LEAST_FIRST_S * busy_factor()))
 
 
 def offer_rest(search: Search) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
 from taccl.synthesis.proposers.baseline_proposals import (
+    MOST_FIRST_SHARE,
     balanced_s,
     competes,
     for_baselines_s,
@@ -50,7 +50,7 @@ from taccl.synthesis.transforms.switches import by_switches
 _CUT_SHARE = 0.25
 #: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
 #: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search.
-_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 0.9
+_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
@@ -125,8 +125,13 @@ def _is_too_short_alone(search: Search) -> bool:
     return is_alone and busy_factor() * _ALONE_S_PER_HOP * effort(search.problem) > search.deadline.left_s
 
 
+def _is_late(search: Search) -> bool:
+    """True if there is a schedule and time is up, even if the first baselines may take longer."""
+    return search.has_found and time.monotonic() > search.options.ends_s
+
+
 def _first_baselines(search: Search) -> None:
-    if search.has_found and time.monotonic() > search.options.ends_s:
+    if _is_late(search):
         return
     if not competes(search):
         search.notes.append(f"time was short for {search.backend} alone, so baselines came first")
@@ -143,7 +148,7 @@ def _from_one_rank_first(search: Search) -> Search | None:
     with search.postponed(search.deadline.at_least(least_s).at_s - search.deadline.at_s):
         kinds = {"root", "both"} if search.problem.topology.num_nodes > 1 else {"root"}
         offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks in kinds])
-        return _finer_first(search) if search.has_found else None
+        return _finer_first(search)
 
 
 def _has_groups(problem: Problem) -> bool:
@@ -178,8 +183,13 @@ def _last_baselines(search: Search) -> None:
 
 
 def _finer_first(search: Search) -> Search | None:
-    limit_s = for_baselines_s(search.deadline, _CUT_SHARE)
+    is_postponed = search.deadline.at_s > search.options.ends_s  # then no time is left for the search
+    limit_s = for_baselines_s(search.deadline, _CUT_SHARE, 1.0 if is_postponed else MOST_FIRST_SHARE)
     return offer_cut(search, search.deadline.sooner(limit_s))
+
+
+def _finer_next(search: Search) -> Search | None:
+    return None if is_at_one_rank(search.problem) and _is_late(search) else _finer_first(search)
 
 
 def _finer_last(search: Search) -> Search | None:
@@ -274,7 +284,7 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up), _may_be_finer),
-    Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
+    Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )
 #: Proposers that follow them, before the number of chunks is chosen.
 SECOND: tuple[Turn, ...] = (
@@ -338,12 +348,12 @@ IMPROVERS: tuple[Turn, ...] = tuple(
 def propose_first(search: Search) -> None:
     """Run the proposers before the search: baselines, then a bound and spanning trees.
 
-    On a busy machine, baselines may exceed the time limit by up to `_MOST_LATE_S`, until they have had as much
-    CPU time as the limit allows on an idle machine.
+    On a busy machine, baselines may exceed the time limit by up to `_MOST_LATE_S`, until they have had the
+    CPU time that the limit allows on an idle machine.
     """
     options = search.options
     late_s = min(_MOST_LATE_S, (busy_factor() - 1) * (options.ends_s - options.began_s))
-    with search.postponed(late_s if late_s < math.inf else 0.0):
+    with search.postponed(late_s):
         run(search, FIRST)
     run(search, SECOND)
 

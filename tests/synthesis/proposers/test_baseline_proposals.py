@@ -1,6 +1,7 @@
 """Baselines as the first schedule of a search."""
 
 import re
+import time
 from importlib import import_module
 
 import pytest
@@ -11,8 +12,10 @@ from taccl.baselines import BASELINES
 from taccl.baselines.spread import complete_so_far, without_sketch
 from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import InputError
+from taccl.synthesis.budget import Turn
 from taccl.synthesis.proposers import baseline_proposals, table
 from taccl.synthesis.proposers.compiling import compile_named
+from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Options, Search
 from tests.effort import AMPLE_S, BRIEF, PATIENT
 
@@ -394,3 +397,20 @@ def test_a_search_without_a_schedule_advises_more_time(monkeypatch):
     monkeypatch.setattr(synthesizing, "propose_all", lambda *_: None)
     with pytest.raises(synthesizing.NoSolutionError, match="give more time"):
         taccl.synthesize(problem_of("allgather"), backend="highs")
+
+
+@pytest.mark.parametrize(("factor", "limit_s", "late_s"), [(1.0, 2.0, 0.0), (1.2, 2.0, 0.4), (3.0, 2.0, 1.0)])
+def test_baselines_may_be_late_on_a_busy_machine(monkeypatch, factor, limit_s, late_s):
+    """Baselines have the CPU time that an idle machine would give them, up to a second past the limit.
+
+    Proposers that follow them end at the limit.
+    """
+    monkeypatch.setattr(table, "busy_factor", lambda: factor)
+    began_s, ends = time.monotonic(), {}
+    for name in ("FIRST", "SECOND"):
+        noted = OwnProposer(name, lambda search, name=name: ends.update({name: search.deadline.at_s}))
+        monkeypatch.setattr(table, name, (Turn(noted),))
+    options = Options(began_s=began_s, ends_s=began_s + limit_s)
+    search = Search(problem_of("allgather"), options, Deadline(options.ends_s))
+    table.propose_first(search)
+    assert ends == {"FIRST": pytest.approx(options.ends_s + late_s), "SECOND": pytest.approx(options.ends_s)}
