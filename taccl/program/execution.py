@@ -8,9 +8,8 @@ MSCCL++ plans are searched for races, too.
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,9 @@ from taccl.program.checks import ProgramFault, matched
 from taccl.program.columns import StepColumns, columns_of
 from taccl.program.contents import REDUCE, Places
 from taccl.program.program import PROTOCOLS, Program, StepAddress
+
+#: Min number of bits of a number that are read from its binary digits, rather than by shifts.
+_FEW_BITS = 64
 
 
 def execute(program: Program, *, capacity: int | None = None, chunks: int = 1) -> Run:
@@ -177,40 +179,71 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
     Every access must be ordered after the last write before it, and every write after the reads since that
     write. If these pairs are ordered, all conflicting pairs are.
     """
-    uses = Counter(each for event in events for each in event.after)
-    known: dict[int, int] = {}  # {event: events known to precede it, and itself, as bits}
-    ended: dict[int, int] = {}  # {event: `Event.received` of these, as bits}
-    bit_of: dict[tuple[int, Hashable], int] = {}  # {(event, place): its bit in `ended`}
-    writers: dict[Hashable, list[int]] = {}
-    readers: dict[Hashable, list[int]] = defaultdict(list)
-    for _, group in groupby(range(len(events)), key=lambda number: events[number].by):
-        numbers = list(group)
-        for number in numbers:
-            known[number], ended[number] = 1 << number, 0
-            for read in events[number].received:
-                ended[number] |= 1 << bit_of.setdefault(read, len(bit_of))
-            for each in events[number].after:
-                known[number] |= known[each]
-                ended[number] |= ended[each]
+    uses = [0] * len(events)
+    for event in events:
+        for each in event.after:
+            uses[each] += 1
+    known = [0] * len(events)  # of each event: accesses that precede it, or are its own, as bits
+    ended = [0] * len(events)  # of each event: `Event.received` of it and of these, as bits
+    bit_of: dict[int, int] = {}  # {access: its bit in `known`}
+    bit_of_read: dict[tuple[int, Hashable], int] = {}  # {(event, place): its bit in `ended`}
+    writers: dict[Hashable, Sequence[int]] = {}
+    readers: dict[Hashable, list[int]] = {}
+    end = 0
+    while end < len(events):
+        begin, by = end, events[end].by
+        reads, writes = events[end].reads, events[end].writes
+        while end < len(events) and events[end].by == by:
+            before = done = 0
+            for each in events[end].after:
+                before |= known[each]
+                done |= ended[each]
                 uses[each] -= 1
-                if not uses[each]:
-                    del known[each], ended[each]
-        reads, writes = ({*events[numbers[0]].reads}, {*events[numbers[0]].writes})
+                if not uses[each] and each < begin:  # the group itself is asked below
+                    known[each] = ended[each] = 0
+            for read in events[end].received:
+                done |= 1 << bit_of_read.setdefault(read, len(bit_of_read))
+            if reads or writes:
+                before |= 1 << len(bit_of)
+                bit_of[end] = len(bit_of)
+            known[end], ended[end] = before, done
+            end += 1
+        if not reads and not writes:
+            continue
+        numbers, reads, writes = range(begin, end), {*reads}, {*writes}
+        # Last writes and later reads of each place, which must precede this access.
+        former: dict[Hashable, tuple[Sequence[int], Sequence[int]]] = {}
+        for place in reads - writes:
+            former[place] = writers.get(place, ()), ()
+            readers.setdefault(place, []).extend(numbers)
+        for place in writes:
+            former[place] = writers.get(place, ()), readers.pop(place, ())
+            writers[place] = numbers
+        for place in reads & writes:
+            readers[place] = [*numbers]
+        others = {other for both in former.values() for some in both for other in some}
+        if all(_has_bits(known[number], [bit_of[other] for other in others]) for number in numbers):
+            continue
         reported: set[int] = set()
-        for place in sorted(reads | writes):  # type: ignore[type-var]
-            others = dict.fromkeys(writers.get(place, []), True)  # {event: True if it writes the place}
-            if place in writes:
-                others = dict.fromkeys(readers.pop(place, []), False) | others
-                writers[place] = numbers
-            if place in reads:
-                readers[place] += numbers
-            for other, is_writer in others.items():
-                if other in reported or all(known[number] >> other & 1 for number in numbers):
+        for place in sorted(former):  # type: ignore[type-var]
+            last, since = former[place]
+            # Of an event that writes a place and reads it, the write counts.
+            for other, is_writer in (dict.fromkeys(since, False) | dict.fromkeys(last, True)).items():
+                bit = bit_of[other]
+                if other in reported or all(known[number] >> bit & 1 for number in numbers):
                     continue
-                bit = None if is_writer else bit_of.get((other, place))
-                if bit is None or not all(ended[number] >> bit & 1 for number in numbers):
+                end_of = None if is_writer else bit_of_read.get((other, place))
+                if end_of is None or not all(ended[number] >> end_of & 1 for number in numbers):
                     reported.add(other)
-                    yield place, events[other], events[numbers[0]]
+                    yield place, events[other], events[begin]
+
+
+def _has_bits(number: int, bits: Sequence[int]) -> bool:
+    """True if all of some bits of a number are 1."""
+    if len(bits) < _FEW_BITS:
+        return all(number >> bit & 1 for bit in bits)
+    digits = bin(number)[:1:-1]
+    return max(bits) < len(digits) and all(digits[bit] == "1" for bit in bits)
 
 
 def find_races(program: Program, run: Run, places: Places) -> Iterator[ProgramFault]:

@@ -1,5 +1,6 @@
 """The interpreter accepts valid programs and names each kind of fault."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -73,6 +74,49 @@ def test_the_order_across_ranks_is_evaluated_only_if_needed(monkeypatch):
     for collective in ("allgather", "allreduce", "alltoall"):
         assert interpret(program_of(collective, "ring:4")).ok
     assert not asked
+
+
+def random_events(draw):
+    """Up to 12 events, each after some earlier ones, that read and write up to three places."""
+    events, group = [], 0
+    for number in range(draw.randint(2, 12)):
+        is_same = number > 0 and draw.random() < 0.3
+        group += not is_same
+        after = {*draw.sample(range(number), min(number, draw.randint(0, 2)))}
+        kinds = [[place for place in range(3) if draw.random() < share] for share in (0.3, 0.2)]
+        reads, writes = (events[-1].reads, events[-1].writes) if is_same else kinds
+        earlier = [(each, place) for each in range(number) for place in events[each].reads]
+        received = frozenset(draw.sample(earlier, min(len(earlier), draw.randint(0, 1))))
+        events.append(execution.Event(group, after, reads, writes, received))
+    return events
+
+
+def has_race(events):
+    """True if two conflicting accesses to a place are unordered, by the closure of the order."""
+    before, ended = [], []
+    for event in events:
+        before.append(event.after.union(*(before[each] for each in event.after)))
+        ended.append(event.received.union(*(ended[each] for each in event.after)))
+    return any(
+        (place in first.writes or place in second.writes)
+        and number not in before[later]
+        and (place in first.writes or (number, place) not in ended[later])
+        for later, second in enumerate(events)
+        for number, first in enumerate(events[:later])
+        if first.by != second.by
+        for place in {*first.reads, *first.writes} & {*second.reads, *second.writes}
+    )
+
+
+def test_races_are_those_of_the_closure():
+    """A race is found if and only if the transitive closure of the order leaves a conflicting pair out."""
+    verdicts = set()
+    for seed in range(300):
+        events = random_events(random.Random(seed))
+        race = next(execution.unordered(events), None)
+        assert (race is not None) == has_race(events), seed
+        verdicts.add(race is None)
+    assert verdicts == {False, True}
 
 
 def test_two_threadblocks_that_wait_for_each_other():

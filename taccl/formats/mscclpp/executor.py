@@ -38,6 +38,11 @@ _KINDS = {
 }  # fmt: skip
 _ROOTED = ("broadcast", "reduce")
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
+#: {list of a threadblock: (field with the kind of channel, field with the ids)}.
+_LISTS = {
+    "channels": ("channel_type", "channel_ids"),
+    "remote_buffer_refs": ("access_channel_type", "remote_buffer_ids"),
+}
 Op = dict[str, Any]
 #: Place of a chunk: (rank, memory, index).
 Place = tuple[int, str, int]
@@ -104,6 +109,7 @@ class _PlanRun:
         self.fed: dict[tuple[int, int], Reads] = {}  # {packet: reads on which its value depends}
         self.inboxes: dict[Inbox, deque[int]] = {}
         self.channels: dict[tuple[int, str], list[Inbox]] = {}
+        self.listed: dict[tuple[int, int, str, str], list[int]] = {}
         self.events: list[Event] = []
         self.begun: list[int] = []  # event with which each rank's user begins it
         self.last: dict[Any, int] = {}  # {thread, NIC or user: its last event}
@@ -252,10 +258,20 @@ class _PlanRun:
     def _channel(self, r: int, t: int, op: Op, i: int) -> Inbox:
         """Channel of the i-th channel id of an operation; ids are indices in the threadblock's own list."""
         kind = op["channel_type"]
-        ids = _listed(self.blocks[r, t]["channels"], "channel_type", kind, "channel_ids")
+        ids = self._listed(r, t, "channels", kind)
         number = self._entry(ids, op["channel_ids"][i], f"{kind} channel", f"threadblock {t}")
         channel: Inbox = self._entry(self.channels.get((r, kind), []), number, f"{kind} channel", f"gpu {r}")
         return channel
+
+    def _listed(self, r: int, t: int, field: str, kind: str) -> list[int]:
+        """Ids of one kind of channels in a list of a threadblock, `channels` or `remote_buffer_refs`."""
+        key, ids = _LISTS[field]
+        if (r, t, field, kind) not in self.listed:
+            entries = self.blocks[r, t][field]
+            self.listed[r, t, field, kind] = [
+                number for entry in entries if entry[key] == kind for number in entry[ids]
+            ]
+        return self.listed[r, t, field, kind]
 
     def _entry(self, entries: Sequence[Any], index: int, what: str, owner: str) -> Any:
         """Entry of a list by its index; raises `VerificationError` if `owner` has no such entry."""
@@ -265,9 +281,7 @@ class _PlanRun:
 
     def _remote(self, r: int, t: int, kind: str, dst: Op) -> tuple[int, str]:
         """Rank and buffer of a remote buffer id, which is an index in the threadblock's own list."""
-        ids = _listed(
-            self.blocks[r, t]["remote_buffer_refs"], "access_channel_type", kind, "remote_buffer_ids"
-        )
+        ids = self._listed(r, t, "remote_buffer_refs", kind)
         number = self._entry(ids, dst["buffer_id"], "remote buffer", f"threadblock {t}")
         buffer = self._entry(self.gpus[r]["remote_buffers"], number, "remote buffer", f"gpu {r}")
         if kind not in buffer["access_channel_types"]:
@@ -434,10 +448,6 @@ class _PlanRun:
 
 def _packets(chunks: Op) -> range:
     return range(chunks["index"], chunks["index"] + chunks["size"])
-
-
-def _listed(entries: list[Op], key: str, kind: str, ids: str) -> list[int]:
-    return [number for entry in entries if entry[key] == kind for number in entry[ids]]
 
 
 def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
