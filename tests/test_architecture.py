@@ -22,6 +22,7 @@ LINES = (
         "_internal.arrays",
         "_internal.garbage",
         "_internal.interrupts",
+        "_internal.kernel_compiler",
         "_internal.kernel_stamp",
         "_internal.moved",
         "_internal.names",

@@ -1,9 +1,5 @@
 """Compiled kernels on disk in numba's format, in private folders; damaged files are replaced.
 
-Functions that only kernels call are compiled to LLVM code, which kernels include and optimise. Numba by
-default also optimises each such function and generates machine code for it, though every caller does both
-again. Leaving out both for the function alone saves a fifth of the CPU time for all kernels together.
-
 This module imports numba; `taccl._internal.kernels` imports it at the first call of a kernel.
 """
 
@@ -20,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from numba.core import caching
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
 
 from taccl._internal.address_space import require_free_space
 from taccl._internal.kernel_stamp import are_current, cache_name, compiler_versions, layouts
@@ -190,44 +184,3 @@ class KernelCache(caching.NullCache):
         except OSError as error:
             self._kept = caching.NullCache()
             _warn(f"compiled functions cannot be kept ({error.strerror})")
-
-
-class InnerCompiler(Compiler):
-    """Compiler of numba for a function that only kernels call."""
-
-    def compile_extra(self, function: Callable[..., Any]) -> Any:
-        """Compile the function into an `_InnerLibrary`."""
-        library = _InnerLibrary(self.state.targetctx.codegen(), function.__qualname__)
-        library.enable_object_caching()
-        self.state.library = library
-        return super().compile_extra(function)
-
-
-class _InnerLibrary(JITCodeLibrary):
-    """LLVM code of a function, without optimisation and machine code."""
-
-    @property
-    def codegen(self) -> Any:
-        return _NoMachineCode()
-
-    def get_pointer_to_function(self, name: str) -> int:
-        """Return 0, as there is no machine code; finish the LLVM code."""
-        self._ensure_finalized()
-        return 0
-
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-
-class _NoMachineCode:
-    """Code generator of an `_InnerLibrary`, with the method that numba calls after compilation."""
-
-    def set_env(self, name: str, environment: object) -> None:
-        """Ignore the environment of Python objects, as kernels use none."""

@@ -32,6 +32,9 @@ _PLAIN = (
     *(Enum, np.generic, np.dtype),
 )
 
+#: Modules that decide how numba compiles.
+_COMPILING = ("kernels", "kernel_cache", "kernel_compiler")
+
 #: Module, qualified name and fields of a named tuple.
 Layout: TypeAlias = tuple[str, str, tuple[str, ...]]
 
@@ -98,7 +101,7 @@ def compiler_versions() -> tuple[str, ...]:
 def _compiler_source() -> bytes:
     """Source of the modules that decide how numba compiles."""
     folder = Path(__file__).parent
-    return b"".join((folder / f"{name}.py").read_bytes() for name in ("kernels", "kernel_cache"))
+    return b"".join((folder / f"{name}.py").read_bytes() for name in _COMPILING)
 
 
 class _Walk:

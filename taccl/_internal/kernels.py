@@ -120,13 +120,14 @@ def _dispatcher(kernel: _Kernel, function: Callable[..., Any], options: dict[str
     """Dispatcher of numba for a function, with our cache; the function itself if ``NUMBA_DISABLE_JIT=1``."""
     import numba
 
-    from taccl._internal.kernel_cache import InnerCompiler, KernelCache
+    from taccl._internal.kernel_cache import KernelCache
+    from taccl._internal.kernel_compiler import InnerCompiler, KernelCompiler, teach_numba
 
-    _teach_numba()
+    teach_numba()
+    _use_dispatchers()
     is_inner = "no_cpython_wrapper" in options
-    if is_inner:
-        options = options | {"pipeline_class": InnerCompiler}
-    dispatcher: Any = numba.njit(**options)(function)
+    compiler = InnerCompiler if is_inner else KernelCompiler
+    dispatcher: Any = numba.njit(**options, pipeline_class=compiler)(function)
     if dispatcher is not function:  # NUMBA_DISABLE_JIT=1
         if not is_inner:  # inner functions are part of the cached code of their callers
             dispatcher._cache = KernelCache(function, lambda: kernel.stamp)
@@ -135,20 +136,9 @@ def _dispatcher(kernel: _Kernel, function: Callable[..., Any], options: dict[str
 
 
 @cache
-def _teach_numba() -> None:
-    """Make numba use the dispatcher of a kernel that compiled code calls.
-
-    Also let numba take for granted that SciPy has a BLAS: it would load ``scipy.linalg`` (0.2 s of CPU) to
-    see that. Functions that need BLAS still load it.
-    """
+def _use_dispatchers() -> None:
+    """Make numba use the dispatcher of a kernel that compiled code calls."""
     from numba.extending import typeof_impl
-    from numba.np import linalg
-
-    ensure_blas, linalg.ensure_blas = linalg.ensure_blas, lambda: None
-    try:
-        import numba.np.arraymath  # noqa: F401  calls `ensure_blas` once, when it is imported
-    finally:
-        linalg.ensure_blas = ensure_blas
 
     @typeof_impl.register(_Kernel)
     def type_of(kernel: _Kernel, context: Any) -> Any:

@@ -1,0 +1,129 @@
+"""Compilation of kernels by numba, at less cost than by default.
+
+Functions that only kernels call are compiled to LLVM code, which each kernel includes and optimises as a
+whole. Numba by default also links and optimises each such function with those that it calls, and generates
+machine code for it, though every caller does all of this again.
+
+This module imports numba; `taccl._internal.kernels` imports it at the first call of a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.targetconfig import TargetConfig
+
+
+class KernelCompiler(Compiler):
+    """Compiler of numba for a kernel."""
+
+    def compile_extra(self, function: Callable[..., Any]) -> Any:
+        """Compile the function into a library of this class."""
+        library = self._library_class(self.state.targetctx.codegen(), function.__qualname__)
+        library.enable_object_caching()
+        self.state.library = library
+        return super().compile_extra(function)
+
+    @property
+    def _library_class(self) -> Any:
+        return _KernelLibrary
+
+
+class InnerCompiler(KernelCompiler):
+    """Compiler of numba for a function that only kernels call."""
+
+    @property
+    def _library_class(self) -> Any:
+        return _InnerLibrary
+
+
+class _KernelLibrary(JITCodeLibrary):
+    """Code of a kernel, with that of all functions that it reaches."""
+
+    def finalize(self) -> None:
+        """Link all functions that the kernel reaches, and generate machine code."""
+        self._linking_libraries = _callers_first(self._linking_libraries)
+        super().finalize()
+
+
+class _InnerLibrary(JITCodeLibrary):
+    """LLVM code of a function, without those that it calls, optimisation and machine code.
+
+    - `needed`: Libraries of the functions that it calls.
+    """
+
+    @property
+    def codegen(self) -> Any:
+        return _NoMachineCode()
+
+    def finalize(self) -> None:
+        """Finish the LLVM code."""
+        self.needed, self._linking_libraries = self._linking_libraries, []
+        super().finalize()
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return 0, as there is no machine code; finish the LLVM code."""
+        self._ensure_finalized()
+        return 0
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        for function in self._final_module.functions:  # as numba would for each caller, in a copy
+            if not function.is_declaration and function.linkage.name == "external":
+                function.linkage = "linkonce_odr"
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _NoMachineCode:
+    """Code generator of an `_InnerLibrary`, with the method that numba calls after compilation."""
+
+    def set_env(self, name: str, environment: object) -> None:
+        """Ignore the environment of Python objects, as kernels use none."""
+
+
+def _callers_first(libraries: Iterable[Any]) -> list[Any]:
+    """Libraries and all that they need, each after those that call it: LLVM leaves out uncalled functions."""
+    found: dict[Any, None] = {}
+
+    def visit(library: Any) -> None:
+        if library not in found:
+            for each in getattr(library, "needed", ()):
+                visit(each)
+            found[library] = None
+
+    for each in libraries:
+        visit(each)
+    return [*reversed(found)]
+
+
+@cache
+def teach_numba() -> None:
+    """Make numba compare options of compilations quickly, and take for granted that SciPy has a BLAS.
+
+    Numba looks up options for each operation of a function, and compares all their values each time, which
+    takes a third of type inference. For BLAS, it would load ``scipy.linalg`` (0.2 s of CPU). Functions that
+    need BLAS still load it.
+    """
+    from numba.np import linalg
+
+    equal = TargetConfig.__eq__
+
+    def are_equal(one: Any, other: Any) -> Any:
+        return (type(one) is type(other) and one._values == other._values) or equal(one, other)
+
+    TargetConfig.__eq__ = are_equal  # type: ignore[method-assign]
+    TargetConfig.__hash__ = lambda self: hash(type(self))  # type: ignore[method-assign]
+    ensure_blas, linalg.ensure_blas = linalg.ensure_blas, lambda: None
+    try:
+        import numba.np.arraymath  # noqa: F401  calls `ensure_blas` once, when it is imported
+    finally:
+        linalg.ensure_blas = ensure_blas
