@@ -13,11 +13,11 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_size
 from taccl.errors import FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
+from taccl.explore.link_rates import largest_rate, link_sentence
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
 from taccl.explore.possible_gains import with_gains
 from taccl.explore.verdict import OVER, conclusion
 from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
-from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import Kink, irregularity_note, kinks, middle_clause, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below
@@ -125,9 +125,9 @@ def _diagnosis(
         if (one.num_ranks, one.num_nodes) not in made:
             made[one.num_ranks, one.num_nodes] = topology_of(one, machine, gpus, network)
     placed = [(one, *made[one.num_ranks, one.num_nodes]) for one in series]
-    nics = tuple(_rate(each) for log in read for each in log.series if each.streams)
+    nics = tuple(largest_rate(each) for log in read for each in log.series if each.streams)
     links = [
-        _link_sentence(each, machine, gpus, placed, log.debug.version)
+        link_sentence(each, machine, gpus, placed, log.debug.version)
         for log in read
         for each in log.series
         if each.collective == POINT_TO_POINT
@@ -201,51 +201,6 @@ def _series(logs: Iterable[Log]) -> Iterator[Series]:
                 yield each
 
 
-def _rate(series: Series) -> float:
-    """Largest bandwidth of a series in GB/s."""
-    rows = zip(series.size_bytes, series.times_us, strict=True)
-    return max(size / time_us for size, time_us in rows) / 1000
-
-
-def _link_sentence(
-    series: Series,
-    machine: Machine,
-    gpus: Collection[str],
-    placed: Sequence[tuple[Series, Topology, list[str]]],
-    version: Sequence[int],
-) -> str:
-    """Sentence that compares the rate between two ranks with that of a GPU's links or a NIC."""
-    rate = _rate(series)
-    on = next((on for _, on, _ in placed), None)
-    if on is None:
-        on, _ = topology_of(
-            series.on(0, series.num_nodes), machine._replace(nodes=2 if series.num_nodes > 1 else 1), gpus
-        )
-    figures = machine_of(on)
-    between = series.num_nodes > 1
-    most = figures.network_gb_per_s if between else figures.node_gb_per_s
-    if not most:
-        return f"{series.source}: {rate:.4g} GB/s between two ranks; {on.name} has no network to compare with"
-    what = "the rate of a NIC" if between else "the rate of a GPU inside its node"
-    direct = 0.0 if between else _pair_gb_per_s(on)
-    if 0 < direct < most:
-        most, what = direct, "the rate of the links between two GPUs"
-    said = f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
-    costs = channel_costs(on)
-    clause = "" if costs is None or rate >= HEALTHY * most else few_channels(costs.under(version), series)
-    return f"{said}; {clause}: set NCCL_NCHANNELS_PER_NET_PEER" if clause else said
-
-
-def _pair_gb_per_s(topology: Topology) -> float:
-    """Largest rate in GB/s between two ranks of a node, over all their links; 0 if a node has no links."""
-    rates: dict[tuple[int, int], float] = {}
-    for index, link in enumerate(topology.links):
-        if len(link.srcs) == len(link.dsts) == 1 and not topology.is_internode(index):
-            pair = link.src, link.dst
-            rates[pair] = rates.get(pair, 0.0) + float(1000 / link.beta_us_per_mb)
-    return max(rates.values(), default=0.0)
-
-
 def _share(expected: Expectation) -> float | None:
     """Measured over expected bandwidth at the largest size; None if that size is too small to show it."""
     series = expected.series
@@ -295,13 +250,17 @@ def _small(expected: Expectation) -> tuple[float | None, float | None]:
     return median(measured), median(usual)
 
 
-def _small_ratios(expected: Expectation) -> dict[str, float]:
-    """{algorithm: predicted time of small messages with it, divided by the measured time}."""
+def _small_ratios(expected: Expectation, *, protocols: bool = False) -> dict[str, float]:
+    """{algorithm, or protocol: predicted time of small messages with it, divided by the measured time}.
+
+    - `protocols`: True for the protocols that the library does not choose.
+    """
     small = [size for size in expected.series.size_bytes if size <= _SMALL]
     measured_us, _ = _small(expected)
     if measured_us is None:
         return {}
-    times_us = expected.algorithm_us(small[len(small) // 2])
+    middle = small[len(small) // 2]
+    times_us = expected.other_protocols_us(middle) if protocols else expected.algorithm_us(middle)
     return {name: time_us / measured_us for name, time_us in times_us.items()}
 
 
@@ -354,6 +313,7 @@ def _facts(
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
         excluded=excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
         untested=untested_kind(on, debug.version), small_untested=untested_small(on, debug.version),
+        small_protocols=_small_ratios(expected, protocols=True),
         small_ratios=_small_ratios(expected) if untested_small(on, debug.version) else {},
         other_nics=other_nics, lists_links=not on.machine,
         path_gb_per_s=_path_gb_per_s(on) if joint == "bridges" else 0.0,

@@ -195,6 +195,12 @@ class Expectation:
         slowest_first = sorted(self._choices(size_bytes), key=lambda each: -each.time_us)
         return {each.algorithm: each.time_us for each in slowest_first}
 
+    def other_protocols_us(self, size_bytes: int) -> dict[str, float]:
+        """{protocol that the library does not choose: predicted time in us, with its fastest algorithm}."""
+        own, *others = self._choices(size_bytes)
+        slowest_first = sorted(others, key=lambda each: -each.time_us)
+        return {each.protocol: each.time_us for each in slowest_first if each.protocol != own.protocol}
+
     def with_nics(self, num: int) -> float | None:
         """Predicted time in us of the largest size if a node had `num` NICs, shared equally.
 

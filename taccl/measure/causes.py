@@ -20,7 +20,7 @@ from taccl.measure.evidence import (
     off_rate,
 )
 from taccl.measure.facts import HEALTHY, SETTLED, WITHIN_ERROR, Facts
-from taccl.measure.network_causes import LATENCY_RULES, RATE_RULES
+from taccl.measure.network_causes import LATENCY_RULES, PCIE_GB_PER_S, RATE_RULES
 from taccl.topology.tuning import PACK_BYTES
 
 #: NCCL as a word in remedies, replaced by the name of the machine's library; settings such as NCCL_ALGO stay.
@@ -35,6 +35,8 @@ _BALANCED = 2.0
 #: Max ratio, either way, of small messages' time to one process's time to launch all kernels of a node.
 #: Within this ratio, the launches explain the time.
 _LAUNCHES = 1.3
+#: Min size of a fall of the rate that a path which collapses under load explains.
+_LOAD = 2**20
 #: Max irregular sizes listed in the evidence.
 _SHOWN = 3
 
@@ -43,7 +45,9 @@ ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled", "no-peers")
 #: Causes in `ANY_RATE` between nodes. A log of a single node may name them, although no data use the network.
 OF_NETWORK = ("sockets", "gdr-off", "nic-unused")
 #: Causes in NCCL's own choices and launches, which other libraries do not have.
-_OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")
+_OF_NCCL = (
+    "nvls-off", "algorithm", "protocol", "protocol-switch", "small-protocol", "one-process", "unaligned",
+)  # fmt: skip
 #: Causes of a low rate that also delay small messages, as all messages go through host memory or NICs.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled", "no-peers", "mnnvl-off")
 #: Causes recognised by rates of large messages that differ by size, or between in place and out of place.
@@ -68,7 +72,8 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     Causes of slow large messages are graded possible if several causes match equally well, or the rate is
     within the error of the model. The same holds for a slow network with NICs that were not measured one by
     one, as a slow rail explains any rate. Causes in `_BY_KIND` remain likely. A cause of the rate that
-    lines of the log show is likely, and others are then possible. The same holds for another library.
+    lines of the log show is likely, and others are then possible. The same holds for another library. If
+    small messages are slow as well, causes that explain both come first: `DETOURS`, or a forced protocol.
     """
     found = [(rule, *each) for rule in RULES if (each := _evidence(rule, facts)) is not None]
     is_stated = any(rule.of == "rate" and rule.name in facts.stated for rule, *_ in found)
@@ -77,6 +82,8 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     is_unsure |= facts.share is not None and facts.share >= facts.within_error
     is_unsure |= facts.other_nics is not None or facts.may_be_bridged and facts.is_slow
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
+    both = () if not facts.is_late or _small_protocol(facts) else (*DETOURS, "protocol")
+    detours = [rule.name for rule, *_ in found if rule.name in both]
     causes = []
     for rule, grade, distance, evidence in found:
         if rule.name == "other-library":
@@ -84,10 +91,12 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
         elif facts.other_library:
             grade = "possible"
         elif rule.of == "rate" and rule.name not in (facts.stated if is_stated else _BY_KIND):
-            grade = "possible" if is_stated or is_unsure else grade
+            is_half = bool(detours) and rule.name not in detours  # it does not explain small messages
+            grade = "possible" if is_stated or is_unsure or is_half else grade
         remedy = _NCCL.sub(facts.library, rule.remedy)
-        causes.append((grade, distance, Cause(rule.name, rule.of, rule.title, grade, evidence, remedy)))
-    return tuple(cause for _, _, cause in sorted(causes, key=lambda each: each[:2]))
+        cause = Cause(rule.name, rule.of, rule.title, grade, evidence, remedy)
+        causes.append((grade, rule.name not in detours, distance, cause))
+    return tuple(cause for *_, cause in sorted(causes, key=lambda each: each[:3]))
 
 
 def _evidence(rule: Rule, facts: Facts) -> Found:
@@ -124,8 +133,8 @@ def _nvls_off(facts: Facts) -> Found:
 
 
 def _protocol(facts: Facts) -> Found:
-    if not facts.is_slow or facts.share is None:
-        return None
+    if not facts.is_slow or facts.share is None or facts.collective == "alltoall":
+        return None  # messages of pairs do not follow NCCL_PROTO
     named = ((facts.shares[p], p) for p in ("ll", "ll128") if facts.shares.get(p, 1.0) < HEALTHY)
     told = f"{facts.share:.0%} of the expected bandwidth; protocol"
     found = matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
@@ -160,7 +169,8 @@ def _switches(facts: Facts) -> Found:
 
 
 def _collapsed(facts: Facts) -> Found:
-    last = next((each for each in reversed(facts.kinks) if each.kind == "wrong switch"), None)
+    falls = [each for each in facts.kinks if each.kind == "wrong switch" and each.size_bytes >= _LOAD]
+    last = falls[-1] if falls else None
     slowest = min(facts.shares.values(), default=0.0)
     if last is None or facts.share is None or facts.share >= slowest:
         return None
@@ -201,7 +211,8 @@ def _no_p2p(facts: Facts) -> Found:
         told += f", and longer small messages ({facts.small_ratio:.2g} times)" if is_both else ""
         return "possible", 0.05 if is_both else 0.15, told
     is_node = facts.num_nodes == 1 and facts.joint in ("NVSwitch", "NVLink", "xGMI")
-    if not is_node or facts.share is None or facts.share > HOST_MEMORY:
+    is_above = facts.busbw_gb_per_s > max(PCIE_GB_PER_S.values())
+    if not is_node or facts.share is None or facts.share > HOST_MEMORY or is_above:
         return None
     # GPUs whose NVLinks are down may use PCIe directly. Slow small messages show a detour over host memory.
     is_late = facts.small_ratio is not None and facts.small_ratio >= BOUNCED_SMALL
@@ -243,6 +254,18 @@ def _links_down(facts: Facts, joint: str) -> Found:
     return "possible", 0.05, f"{facts.share:.0%} of what {joint} carries, {told}"
 
 
+def _few_channels(facts: Facts) -> Found:
+    """Evidence for few channels: a low rate inside a node that no other cause explains."""
+    is_node = facts.num_nodes == 1 and facts.joint in ("NVSwitch", "NVLink", "xGMI")
+    if not is_node or facts.share is None or facts.share >= WITHIN_ERROR:
+        return None
+    others = (_no_p2p, _nvls_off, _protocol, _algorithm, _nvlinks_down, _xgmi_down, _unaligned, _collapsed)
+    if "few-channels" not in facts.stated and any(find(facts) for find in others):
+        return None
+    told = f"{facts.share:.0%} of the expected bandwidth, as with {facts.share:.0%} of the channels"
+    return "possible", 0.1, told
+
+
 def _one_path(facts: Facts) -> Found:
     if facts.num_nodes > 1 or not facts.is_slow or facts.joint != "bridges" and not facts.may_be_bridged:
         return None
@@ -267,6 +290,16 @@ def _one_process(facts: Facts) -> Found:
         return None
     told = f"{facts.small_ratio:.2g} times the usual time, {ratio:.2g} times that of launches by one process"
     return "possible", 0.0, f"small messages take {told}; the log does not state its processes"
+
+
+def _small_protocol(facts: Facts) -> Found:
+    if not facts.is_late:
+        return None
+    found = matched(1.0, [
+        (ratio, f"small messages take {facts.small_ratio:.2g} times the usual time, as with protocol {name}")
+        for name, ratio in facts.small_protocols.items()
+    ])  # fmt: skip
+    return found and ("possible", *found[1:])
 
 
 _OTHER_LIBRARY = "a library other than NCCL and RCCL ran the collective"
@@ -297,6 +330,9 @@ RULES = (
          "unset NCCL_ALGO; check the tuner plugin and the version of NCCL"),
     Rule("protocol", "a protocol for small messages carries large ones", "rate", _protocol,
          "unset NCCL_PROTO; check the tuner plugin and the version of NCCL"),
+    Rule("few-channels", "few channels carry the data (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS)", "rate",
+         _few_channels,
+         "unset these two; compare the channels in NCCL_DEBUG=INFO with those of another node"),
     Rule("collapse", "congestion, or a path that collapses under load", "rate", _collapsed,
          "look at retransmissions and pauses (PFC, ECN) of NICs and switches; check ACS and IOMMU"),
     Rule("place", "the place of the output (in place or out of place)", "rate", _place,
@@ -308,6 +344,9 @@ RULES = (
          "sysctl kernel.numa_balancing=0; bind ranks to CPUs; set the CPU governor to performance"),
     Rule("one-process", "one process launches the kernels of all GPUs (-g)", "latency", _one_process,
          "start a process for each GPU: mpirun -np 8 ... -g 1"),
+    Rule("small-protocol", "another protocol carries small messages (NCCL_PROTO, a tuner plugin)", "latency",
+         _small_protocol,
+         "compare NCCL_PROTO= unset and LL; look at the plugin's settings (NCCL_TUNER_CONFIG_PATH)"),
     *LATENCY_RULES,
     Rule("protocol-switch", "algorithm or protocol changes at the wrong size", "sizes", _switches,
          "try NCCL_PROTO and NCCL_ALGO at these sizes; update NCCL or its tuner plugin"),

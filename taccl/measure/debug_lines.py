@@ -76,6 +76,8 @@ _SETTINGS = {
     "NCCL_MNNVL_ENABLE": (re.compile("0"), "mnnvl-off"),
     "NCCL_NVLS_ENABLE": (re.compile("0"), "nvls-off"),
     "NCCL_ALGO": (re.compile(r"(?i)(ring|tree|,)+|\^(.*,)?nvls(,.*)?"), "nvls-off"),
+    "NCCL_MAX_NCHANNELS": (re.compile(r"\d+"), "few-channels"),
+    "NCCL_MAX_CTAS": (re.compile(r"\d+"), "few-channels"),
     "NCCL_PROTO": (re.compile(r"(?i)(ll128|ll|,)+|\^(.*,)?simple(,.*)?"), "protocol"),
 }
 

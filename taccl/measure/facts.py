@@ -77,6 +77,8 @@ class Facts:
     - `untested`, `small_untested`: Kind that no published log confirms at large messages, and at small ones;
       empty for other kinds.
     - `small_ratios`: {algorithm: predicted time of small messages with it, divided by the measured time}.
+    - `small_protocols`: {protocol that the library does not choose for small messages: their predicted time
+      with it, divided by the measured time}.
     - `other_nics`: Number of NICs of a node that explains the rate, if their number is assumed; None if no
       number does.
     - `stated`: {cause that lines of NCCL_DEBUG=INFO show: evidence}.
@@ -114,6 +116,7 @@ class Facts:
     untested: str = ""
     small_untested: str = ""
     small_ratios: Mapping[str, float] = field(default_factory=dict)
+    small_protocols: Mapping[str, float] = field(default_factory=dict)
     other_nics: OtherNics | None = None
     may_be_bridged: bool = False
     lists_links: bool = False

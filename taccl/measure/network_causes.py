@@ -141,13 +141,15 @@ def _oversubscribed(facts: Facts) -> Found:
 
 def _no_gdr(facts: Facts) -> Found:
     share, ratio = facts.slow_network, facts.small_ratio
-    if share is None or ratio is None or share > _BOUNCED or ratio < BOUNCED_SMALL:
+    if share is None or share > _BOUNCED:
         return None
-    return (
-        "possible",
-        0.2,
-        f"the NICs' rate ({share:.0%}) and small messages ({ratio:.2g} times as long) are both worse",
-    )
+    if ratio is None or ratio < BOUNCED_SMALL:
+        if facts.nics_gb_per_s:
+            return None
+        told = f"{share:.0%} of the NICs' rate; small messages, which are not slow, need no GPUDirect RDMA"
+        return "possible", 0.3, told
+    told = f"the NICs' rate ({share:.0%}) and small messages ({ratio:.2g} times as long) are both worse"
+    return "possible", 0.2, told
 
 
 def _cross_rail(facts: Facts) -> Found:

@@ -459,6 +459,66 @@ def test_a_detour_explains_small_messages_as_well():
     assert said.count("messages: likely GPUs do not talk directly") == 2
 
 
+def test_causes_that_explain_both_symptoms_come_first():
+    """Without GPUDirect RDMA, both the rate and small messages suffer; a PCIe link with this rate is second."""
+    facts = Facts(
+        "allreduce", 2, 0.43, 1.8, {"nvls": 0.39}, nic_gb_per_s=46.5, nics_per_node=8, joint="NVSwitch",
+        is_instance=True,
+    )  # fmt: skip
+    names = [each.name for each in causes_of(facts) if each.of == "rate"]
+    assert names[0] == "gdr-off" and "slow-rail" in names
+    swift = [each.name for each in causes_of(replace(facts, small_ratio=1.0)) if each.of == "rate"]
+    assert "gdr-off" in swift and swift[0] != "gdr-off"
+    forced = causes_of(replace(facts, shares={"ll128": 0.43}))  # which delays small messages as well
+    assert forced[0].name == "protocol"
+
+
+def test_few_channels_explain_a_rate_without_another_cause():
+    """Half of the rate of 8 H100 is that of half of the channels, unless a protocol has this rate."""
+    facts = Facts("allreduce", 1, 0.49, 1.0, joint="NVSwitch", shares={"ll": 0.29, "no nvls": 0.75})
+    (found,) = causes_of(facts)
+    assert (found.name, found.grade) == ("few-channels", "possible")
+    assert [each.name for each in causes_of(replace(facts, shares={"ll": 0.49}))] == ["protocol"]
+    stated = replace(facts, shares={"ll": 0.49}, stated={"few-channels": "the log says so"})
+    assert causes_of(stated)[0][:4:3] == ("few-channels", "likely")
+
+
+def test_no_rate_above_pcie_is_that_of_host_memory():
+    """91 GB/s are a fifth of the rate of 8 H100, but more than a PCIe link carries."""
+    facts = Facts("allreduce", 1, 0.19, 1.0, joint="NVSwitch", busbw_gb_per_s=91.0)
+    assert [each.name for each in causes_of(facts)] == ["few-channels"]
+    assert [each.name for each in causes_of(replace(facts, busbw_gb_per_s=22.0))] == ["p2p-disabled"]
+
+
+def test_a_pair_of_slow_small_sizes_is_no_collapse():
+    """A path collapses under load, not at 512 bytes."""
+    kinks = [Kink("wrong switch", size, "some") for size in (512, 2**25)]
+    facts = [
+        Facts("allreduce", 1, 0.2, 1.0, joint="xGMI", shares={"ll": 0.5}, kinks=(each,)) for each in kinks
+    ]
+    named = [{each.name for each in causes_of(some)} for some in facts]
+    assert ["collapse" in each for each in named] == [False, True]
+
+
+def test_pairs_follow_no_forced_protocol():
+    """NCCL_PROTO does not change an alltoall, so half of its rate is not that of LL."""
+    facts = Facts("alltoall", 1, 0.5, 1.0, joint="NVSwitch", shares={"ll": 0.5})
+    assert [each.name for each in causes_of(facts)] == ["few-channels"]
+
+
+def test_the_time_of_another_protocol_is_no_slow_path(log):
+    """On two a3-ultra, whose tuner plugin prefers LL128, small allgathers take its 55 us, where LL takes 34."""
+    text = "# all_gather_perf\n" + "".join(
+        GPU.format(i, i % 8, "NVIDIA H200").replace("host0", f"host{i // 8}") for i in range(16)
+    )
+    for size, time_us in ((1024, 54.1), (4096, 55.6), (16384, 57.1), (2**33, 24489.0)):
+        algbw = size / time_us / 1000
+        text += f" {size} {size // 64} float none -1 {time_us} {algbw:.2f} {algbw * 15 / 16:.2f} 0\n"
+    found = judged(log(text), topology="a3-ultragpu-8g")
+    assert found.causes[0].name == "small-protocol"
+    assert "with protocol ll128" in found.causes[0].evidence
+
+
 def _on_pcie(share, **given):
     """{cause of the rate: grade} where a node of GPUs on PCIe reaches a share of its rate."""
     facts = Facts("allreduce", 1, share, joint="PCIe", shares={"ll": 0.5, "simple": 1.0}, **given)
