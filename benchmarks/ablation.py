@@ -112,7 +112,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "all models": _mechanism(_of_table("joint job shop", "job shop rounds"), "joint", "improve"),
     "ruin and recreate": _mechanism(_of_table("ruin and recreate"), "ruin and recreate"),
     "exchanged sums": _mechanism(_of_table("exchange"), "exchange"),
-    "unreduced contributions": _mechanism(_by_parameters(portfolio={"apart_hops": 0}), "unreduced"),
 }
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     **{case.name: case.problem for case in CASES},

@@ -1,4 +1,4 @@
-"""Transformations of schedules: reversal, concatenation, pruning, and unreduced contributions."""
+"""Transformations of schedules: reversal, concatenation, pruning, and named contributions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from taccl._internal.caching import cached
-from taccl.errors import InputError
 from taccl.problem.chunks import Chunk, converted
 from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem
@@ -48,59 +47,6 @@ def _as_costly(phase: Problem, problem: Problem) -> Problem:
     if "costs" in vars(problem):
         vars(phase)["costs"] = problem.costs
     return phase
-
-
-def separate_contributions(problem: Problem) -> Problem:
-    """Turn a summing problem into one that only copies, in which each contribution is a chunk of its own.
-
-    Each contribution goes to all destinations of its sum. `summed_at_destinations` converts a schedule of
-    the new problem to one of `problem`.
-    """
-    collective = problem.collective
-    alone = [(rank,) for rank in range(collective.num_ranks)]
-    chunks, sizes, counts = [], [], []
-    for group, members in zip(collective.process_groups, collective.chunks_of_group, strict=True):
-        for c in members:
-            chunk = collective.chunks[c]
-            chunks += [Chunk(alone[rank], chunk.destinations) for rank in chunk.origins]
-            sizes += [problem.chunk_bytes[c]] * len(chunk.origins)
-        counts.append(replace(group, num_chunks=sum(len(collective.chunks[c].origins) for c in members)))
-    separate = Collective(
-        f"{collective.name} (contributions)",
-        collective.num_ranks,
-        tuple(chunks),
-        chunks_per_rank=collective.chunks_per_rank,
-        groups=tuple(counts),
-    )
-    return replace(problem, collective=separate, chunk_bytes=tuple(sizes))
-
-
-def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
-    """Convert a schedule of ``separate_contributions(problem)`` to a schedule of `problem`.
-
-    Contributions to one chunk that share a send are added up before the send.
-    """
-    owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
-    sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
-    for t in schedule:
-        c, rank = owner[t.chunk]
-        sums.setdefault((t.start_ticks, t.group, t.link, c), set()).add(rank)
-
-    def timed(sends: list[tuple[tuple[int, int, int, int], set[int]]], *, merged: bool) -> Schedule:
-        return exact_times(
-            problem,
-            chunk=[chunk for (_, _, _, chunk), _ in sends],
-            link=[link for (_, _, link, _), _ in sends],
-            starts=[start for (start, _, _, _), _ in sends],
-            group=[group for (_, group, _, _), _ in sends] if merged else None,
-            producer=f"{schedule.producer}, contributions unreduced",
-            contributions=[ranks for _, ranks in sends],
-        )
-
-    try:
-        return timed(list(sums.items()), merged=True)
-    except InputError:  # a relay may hold a contribution only within a sum; then send each one separately
-        return timed([(key, {rank}) for key, ranks in sums.items() for rank in sorted(ranks)], merged=False)
 
 
 def naming_contributions(schedule: Schedule, problem: Problem) -> Schedule:

@@ -90,8 +90,6 @@ class PortfolioParameters(_Group):
     # Max transfers of the schedule balanced over dimensions.
     balanced_transfers: int = 2_000_000
     registered_share: float = 0.3  # share of the time left for each proposer that a user registered
-    apart_hops: int = 10_000  # max hops for which schedules with unreduced contributions are searched, too
-    apart_share: float = 0.3  # share of the time for schedules with unreduced contributions
 
 
 @dataclass(frozen=True, slots=True)

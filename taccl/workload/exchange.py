@@ -35,9 +35,8 @@ _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 MOST_CHUNKS = 8_192
 #: `_SEARCH_S`: time limit in s to synthesize one collective of a step.
 #: `_PARAMETERS`: search parameters that exclude schedules balanced over dimensions, which are slow to build.
-#: The parameters also exclude unreduced contributions, which cannot be added tile by tile.
 _SEARCH_S = 20.0
-_PARAMETERS = replace(DEFAULTS, portfolio=replace(DEFAULTS.portfolio, balanced_transfers=0, apart_hops=0))
+_PARAMETERS = replace(DEFAULTS, portfolio=replace(DEFAULTS.portfolio, balanced_transfers=0))
 
 
 @dataclass(frozen=True, slots=True)

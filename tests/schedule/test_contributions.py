@@ -13,7 +13,6 @@ from taccl.errors import InputError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
-from taccl.schedule.combine import separate_contributions, summed_at_destinations
 from taccl.schedule.contributions import Arrival, Carried, compositions, make_up
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import make_schedule
@@ -275,18 +274,6 @@ def test_lowered_and_lifted(in_place):
 def test_out_of_place_one_shot_needs_no_scratch():
     """Arrivals needed only for the result are added to it directly, without scratch."""
     assert max(rank.scratch_chunks for rank in taccl.lower(exchange()).ranks) == 0
-
-
-@pytest.mark.slow
-def test_a_ring_of_five_in_two_steps():
-    """On a ring of five, contributions travel two links in each direction; a sum over a root takes four
-    steps."""
-    topology = taccl.topologies.ring(5)
-    problem = make_problem(topology, one_sum(5), chunk_bytes=1000)
-    apart = taccl.synthesize(separate_contributions(problem), backend="greedy", sketch="none")
-    schedule = summed_at_destinations(apart.schedule, problem)
-    assert taccl.verify(schedule).ok
-    assert schedule.finish == taccl.lower_bound(problem).bound
 
 
 def by_brute_force(wanted, known):

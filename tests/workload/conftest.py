@@ -13,6 +13,6 @@ def _brief_collectives(monkeypatch):
     from taccl.workload import exchange
 
     own = exchange._PARAMETERS.portfolio
-    kept = {name: getattr(own, name) for name in ("balanced_transfers", "apart_hops")}
-    monkeypatch.setattr(exchange, "_PARAMETERS", replace(BRIEF, portfolio=replace(BRIEF.portfolio, **kept)))
+    portfolio = replace(BRIEF.portfolio, balanced_transfers=own.balanced_transfers)
+    monkeypatch.setattr(exchange, "_PARAMETERS", replace(BRIEF, portfolio=portfolio))
     monkeypatch.setattr(exchange, "_SEARCH_S", AMPLE_S)

@@ -35,11 +35,7 @@ from taccl.synthesis.proposers.solver_stages import improve_by_job_shop, job_sho
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.phases import (
-    may_separate_contributions,
-    search_phases,
-    search_separate_contributions,
-)
+from taccl.synthesis.transforms.phases import search_phases
 
 #: Max hops per second of the time limit for solvers; problems with more are left to the compiled search.
 #: The limit on hops is at least `few_hops` and at most `most_hops`, whatever the time limit.
@@ -335,12 +331,7 @@ def search_plain(search: Search) -> None:
     look_for_bound(search)
     if offer_proven(search):
         return
-    portfolio = search.parameters.portfolio
-    keeps_apart = may_separate_contributions(search.problem, most_hops=portfolio.apart_hops)
-    with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
-        search_phases(search, _search_spreading)
-    if keeps_apart:
-        search_separate_contributions(search, _search_spreading)
+    search_phases(search, _search_spreading)
 
 
 def _in_turns(search: Search) -> None:

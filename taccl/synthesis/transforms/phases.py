@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InfeasibleError, NoSolutionError, SketchError, TopologyError
 from taccl.problem.costs import wide_links
@@ -26,8 +25,6 @@ from taccl.schedule.combine import (
     concatenate,
     reduce_phase,
     reverse,
-    separate_contributions,
-    summed_at_destinations,
 )
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
@@ -190,47 +187,6 @@ def _offer_at_once(search: Search, part: Search, broadcast: Problem, names: Isom
         spent_s += time.monotonic() - since
 
     part.on_better = offer
-
-
-def may_separate_contributions(problem: Problem, *, most_hops: int) -> bool:
-    """True if a problem has few enough contributions to search them as unreduced chunks."""
-    if not problem.collective.sums_up:
-        return False
-    contributions = sum(len(chunk.origins) for chunk in problem.collective.chunks)
-    return contributions * len(problem.links_allowed) <= most_hops
-
-
-def search_separate_contributions(search: Search, search_phase: Callable[[Search], None]) -> None:
-    """Search for a schedule with unreduced contributions, and propose it if it finishes sooner.
-
-    Every contribution is copied to all ranks that want the sum. This helps for small messages, since a sum
-    made at one rank needs two trips.
-    """
-    if search.best is None or search.done:
-        return
-    since, problem, finish = time.monotonic(), separate_contributions(search.problem), search.best.finish
-    left_s = search.deadline.left_s
-    budget_s = search.parameters.budget.bound_share * left_s
-    try:
-        bound = lower_bound(problem, budget_s=budget_s, limit_s=left_s, finish=finish)
-    except (SketchError, TopologyError) as error:  # clauses allow the sums, but not each contribution
-        search.record("unreduced: bound", "taccl", "infeasible", since, message=str(error))
-        return
-    if bound.bound >= finish:
-        said = f"{bound.kind}, for contributions that no rank sums on the way"
-        search.record("unreduced: bound", "taccl", "done", since, bound_us=bound.bound_us, message=said)
-        return
-    part = search.part(problem, "unreduced: ", search.deadline, bound=bound)
-    search_phase(part)
-
-    def offer(found: Schedule) -> None:
-        whole = summed_at_destinations(found, search.problem)
-        if whole.finish < search.finish and verify(whole).ok:
-            search.offer_whole(whole, producer=whole.producer, verified=True)
-
-    if part.best is not None:
-        offer(part.best)
-    part.on_better = offer  # steps that were left out may run later
 
 
 def _adds_up(problem: Problem, phase: Schedule) -> bool:

@@ -7,15 +7,12 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl._internal.deadline import Deadline
-from taccl.problem.chunks import Chunk
-from taccl.problem.collective import Collective
 from taccl.synthesis.proposers import ruin, stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.transforms import phases
-from taccl.synthesis.transforms.phases import search_phases, search_separate_contributions
+from taccl.synthesis.transforms.phases import search_phases
 from taccl.topology.builder import TopologyBuilder
-from taccl.topology.fabrics import mesh
 from tests.effort import AMPLE_S, BRIEF, HASTY, assert_sound, brief_synthesis
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import optimal_ticks
@@ -212,21 +209,6 @@ def test_links_that_add_up_may_be_needed_and_count_twice():
         brief_synthesis(problem, backend="greedy")
 
 
-def test_sums_are_kept_where_contributions_cannot_go_apart():
-    """If rank 2 can receive only the sum formed at rank 1, sending each contribution by itself is infeasible,
-    and the schedule with that sum remains the best."""
-    builder = TopologyBuilder("line", [0, 0, 0])
-    for src, dst in ((0, 1), (1, 2)):
-        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
-    sums = Collective("sum", 3, (Chunk((0, 1), (1, 2), 1),), combining=True)
-    problem = problem_of(builder.build(), sums, carries_from={1: frozenset({1})})
-    found = brief_synthesis(problem, backend="greedy").schedule
-    search = Search(problem, Options(), Deadline.after(2), best=found)
-    search_separate_contributions(search, lambda _: pytest.fail("there is nothing to search"))
-    assert search.best is found
-    assert [stage.status for stage in search.stages] == ["infeasible"]
-
-
 @pytest.mark.parametrize(("backend", "exists"), [("auto", True), ("highs", False)])
 def test_a_whole_schedule_exists_once_the_first_of_isomorphic_phases_has_one(backend, exists):
     """On a ring the broadcast phase is the reduce phase, renamed, so its schedule serves both at once.
@@ -263,12 +245,3 @@ def test_a_phase_that_finds_a_better_schedule_later_shortens_the_whole(monkeypat
         finishes.append(search.finish)
     assert finishes[0] > finishes[1] > finishes[2]
     assert taccl.verify(search.best).ok
-
-
-@pytest.mark.slow
-def test_the_bound_of_unreduced_contributions_says_that_it_is_of_them():
-    """Its stage, which may state more than the finish, names the contributions that are not summed."""
-    result = brief_synthesis(problem_of(mesh(2, 3), collectives.allreduce(6)), backend="greedy")
-    said = next(each for each in result.stages if each.name == "unreduced: bound")
-    assert said.bound_us > result.schedule.finish_us
-    assert said.message.endswith(", for contributions that no rank sums on the way")

@@ -10,7 +10,6 @@ import taccl
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem
-from taccl.schedule.combine import separate_contributions, summed_at_destinations
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
@@ -45,11 +44,6 @@ def in_phases(problem):
     return join(problem, [scheduled(half.problem) for half in split(problem)])
 
 
-def unreduced(problem):
-    """A schedule of single contributions, which are added up where they arrive."""
-    return summed_at_destinations(scheduled(separate_contributions(problem)), problem)
-
-
 def on_quotient(problem):
     """A list schedule of the quotient, expanded."""
     quotient = take_quotient(problem, timing_group(problem))
@@ -73,10 +67,9 @@ def transformed_by(transform):
     [
         *((make, transformed_by(transform)) for transform, make in PROBLEMS.items()),
         (lambda: of_ring("allreduce"), in_phases),
-        (lambda: of_ring("allreduce"), unreduced),
         (lambda: of_ring("allgather"), on_quotient),
     ],
-    ids=["dates", "plain links", "phases", "unreduced", "quotient"],
+    ids=["dates", "plain links", "phases", "quotient"],
 )
 def test_inverted_schedules_are_schedules_of_the_problem(problem, found):
     """The schedule of an easier problem gives a schedule of the problem that the verifier accepts."""
