@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline
@@ -28,14 +28,16 @@ from taccl.problem.making import make_problem, merged
 from taccl.problem.problem import Problem
 from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
 from taccl.runtimes.registry import runtime_named, usual_runtimes
-from taccl.runtimes.runtime import Runtime
 from taccl.sketch.apply import apply
-from taccl.sketch.sketch import Sketch
 from taccl.synthesis.options import called, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.result import StageLog
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.runtimes.runtime import Runtime
+    from taccl.sketch.sketch import Sketch
 
 #: Max seconds past the time limit for the first baseline to build variants, once one schedule is complete.
 _VARIANTS_S = 1.0

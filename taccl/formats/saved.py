@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from taccl._internal.arguments import checked, quoted
 from taccl._internal.reading import kinds_of, parse_json, read_text, reads
@@ -22,9 +22,11 @@ from taccl.formats.files import write_whole
 from taccl.formats.table import FORMATS
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.sketch.sketch import Sketch
 from taccl.synthesis.result import Result
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.sketch.sketch import Sketch
 
 VERSION = 1
 _LIMIT_BYTES = 10**9

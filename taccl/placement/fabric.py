@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from taccl.placement.algorithms import Algorithm
-from taccl.placement.host_links import HostLinks
 from taccl.problem.problem import Problem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.placement.algorithms import Algorithm
+    from taccl.placement.host_links import HostLinks
+
 
 #: Min mean messages per flow (source, destination, size) to check resources' busy times before the makespan.
 _FEW_FLOWS = 4

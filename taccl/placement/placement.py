@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.html import card, facts
 from taccl._internal.units import format_size, format_us
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import InputError
-from taccl.placement.algorithms import Algorithm
 from taccl.placement.fabric import problem_of
 from taccl.placement.hosts import ProbedHosts
-from taccl.placement.judging import Judgement
-from taccl.schedule.schedule import Schedule, make_schedule
-from taccl.topology.topology import Topology
+from taccl.schedule.schedule import make_schedule
 from taccl.topology.transform import relabel
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.placement.algorithms import Algorithm
+    from taccl.placement.judging import Judgement
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
 
 #: `_LITTLE`: min speedup given as a factor; smaller ones are given in per cent.
 #: `_NONE`: speedups of at most 1 plus this value count as no speedup.

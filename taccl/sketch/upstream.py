@@ -23,21 +23,23 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from taccl._internal.reading import parse_json, read_text, reads
 from taccl._internal.units import BYTES_PER_MB, exact, parse_size
 from taccl.errors import SketchError, TopologyError
-from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments, make
-from taccl.problem.problem import Problem
 from taccl.sketch.library import load_sketch
-from taccl.sketch.sketch import Sketch
-from taccl.sketch.upstream_files import UpstreamTopologyFile
 from taccl.sketch.upstream_wiring import Edge, edges_across, edges_inside, planes_between, wired
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import check_num_links, check_ranks
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.problem.collective import Collective
+    from taccl.problem.problem import Problem
+    from taccl.sketch.sketch import Sketch
+    from taccl.sketch.upstream_files import UpstreamTopologyFile
 
 CostModel = Literal["upstream", "physical"]
 

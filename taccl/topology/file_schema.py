@@ -1,4 +1,4 @@
-"""Schema of topology files as pydantic models."""
+"""Schema of topology files as pydantic models; imported only when a file is read."""
 
 from __future__ import annotations
 

@@ -6,19 +6,15 @@ The fields are documented in docs/formats.md. Decimal costs are exact: 0.1 is on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
-from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl._internal.names import first_of, shown
 from taccl._internal.reading import parse, read_text, reads
-from taccl._internal.validation import validated
 from taccl.errors import TopologyError
-from taccl.topology import file_schema as schema
 from taccl.topology import registry
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.links import OTHER_SIDE, Hold, Resource
@@ -33,9 +29,15 @@ from taccl.topology.parts import (
     hold_ends,
     links_among,
 )
-from taccl.topology.topology import Side, Topology
 
-Ends = tuple[tuple[int, ...], tuple[int, ...]]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from os import PathLike
+
+    from taccl.topology import file_schema as schema
+    from taccl.topology.topology import Side, Topology
+
+    Ends = tuple[tuple[int, ...], tuple[int, ...]]
 
 MAX_FILE_BYTES = 64 * 10**6
 MAX_RANKS = 1_000_000
@@ -51,6 +53,9 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; the message
     names file and field.
     """
+    from taccl._internal.validation import validated
+    from taccl.topology import file_schema as schema
+
     path = Path(path)
     where = str(path)
     data = parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True)
