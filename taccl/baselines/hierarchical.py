@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -14,7 +14,7 @@ from taccl._internal.units import parse_size
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
-from taccl.baselines.rails import SHAPES, best_cut, by_rails
+from taccl.baselines.rails import SHAPES, best_cut, by_rails, likely_forms
 from taccl.baselines.ring import around, find_rings, on_rings
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
@@ -25,6 +25,9 @@ from taccl.baselines.spread import (
     fastest,
     fastest_form,
     held_at_start,
+    keep_soonest,
+    may_merge,
+    merging,
     require_no_derivations,
     run,
     starts_of,
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
 
 #: `_chunk_by_chunk` keeps finer chunks if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
+#: `_MOST_RAILED`: max transfers of a schedule by `by_rails` in finer chunks (0.4 s to build and verify).
+#: `_MOST_LISTED`: max chunks times ranks for list scheduling of each form (0.04 s).
+_MOST_RAILED, _MOST_LISTED = 100_000, 4_000
 #: Max number of dimensions for which all their orders are tried.
 _MOST_ENUMERATED = 5
 #: Exponent of the norm of the dimensions' loads that is minimised; 4, 8, 16 and infinity were compared.
@@ -226,20 +232,35 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         )
         return fastest_form(problem, forms)
 
-    def at_once(problem: Problem, *, shapes: Sequence[str]) -> Schedule:
-        forms = [("hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk))]
-        forms += [
-            (f"hierarchical ({each} of nodes)", run(problem, partial(by_rails, over=each))) for each in shapes
-        ]
-        return fastest_form(problem, forms, lists=True)
+    def at_once(problem: Problem) -> Schedule:
+        forms, num_chunks = [], problem.collective.num_chunks
+        if 2 * num_holders > num_ranks or num_chunks <= num_ranks:
+            forms.append(("hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk)))
+        if has_rails:
+            copies = reduce_phase(problem) if problem.collective.combining else problem
+            forms += [
+                (f"hierarchical ({shape} of nodes)", run(problem, partial(by_rails, over=shape, group=group)))
+                for shape, group in (likely_forms(copies) if reach_all else product(SHAPES, (1,)))
+            ]
+        return fastest_form(problem, forms, lists=num_chunks * num_ranks <= _MOST_LISTED)
 
-    parts, likely, shapes, most = 2, 1, list(SHAPES) if 0 < num_holders < num_ranks else [], 2 * MANY_CUT
-    if shapes and reach_all and cut:
-        likely, shapes = best_cut(copies, most_transfers=most)
+    has_rails, opened, most = 0 < num_holders < num_ranks, problem, 2 * MANY_CUT
+    parts, likely = 2, 1
+    if has_rails and reach_all and cut:
+        opened = merging(problem) if may_merge(problem) else problem
+        copies, most = reduce_phase(opened) if problem.collective.combining else opened, _MOST_RAILED
+        likely = best_cut(copies, most_transfers=most)
         parts = max(2, likely // 4)  # estimates are too high where links between nodes share no NIC
-    make = partial(at_once, shapes=shapes)
-    cut_in = partial(cut_while_it_pays, pays=_PAYS, most_transfers=most)
-    found = cut_in(problem, make, name="hierarchical", cut=cut, parts=parts, likely=likely)
+    found = cut_while_it_pays(
+        opened,
+        lambda finer: keep_soonest(problem, at_once(finer)),
+        name="hierarchical",
+        cut=cut,
+        parts=parts,
+        likely=likely,
+        pays=_PAYS,
+        most_transfers=most,
+    )
     whole = cut_while_it_pays(problem, in_turn, name="two levels", cut=False)
     if busy_by_bytes_us(problem, whole.chunk, whole.link).max(initial=0) >= found.finish_us:
         return found  # finer chunks hold resources for as long

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from taccl.problem.costs import hold_columns
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taccl.baselines.moves import Ints, Row, Sends
+    from taccl.baselines.moves import Ints, Sends
     from taccl.problem.problem import Problem
 
     #: (rows of chunks, turn, sending place, receiving place) of nodes; place 0 is the first node.
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 #: Graphs of nodes for `by_rails`.
 SHAPES = ("trees", "stars", "helped stars")
+#: Numbers of turns whose chunks may share messages inside nodes.
+_GROUPS = (1, 2, 4, 8)
 
 
-def by_rails(problem: Problem, *, over: str) -> Sends:
+def by_rails(problem: Problem, *, over: str, group: int = 1) -> Sends:
     """Sends in which a rank's chunks first go to all ranks of its node in turn, then between nodes.
 
     A chunk passes from node to node at the same local rank, which sends it to its whole node. So a broadcast
@@ -34,6 +36,8 @@ def by_rails(problem: Problem, *, over: str) -> Sends:
 
     - `over`: ``"trees"`` (`_over_trees`), ``"stars"`` (`_over_stars`), or ``"helped stars"``, in which the
       first node also sends copies that hubs would send late.
+    - `group`: Number of turns whose chunks go from rank to rank inside a node together, as one message if
+      links merge.
     """
     topology, (holder, chunk, number) = problem.topology, held_at_start(problem)
     nodes = np.array(topology.ranks_of_node)
@@ -41,51 +45,87 @@ def by_rails(problem: Problem, *, over: str) -> Sends:
     first, own = np.array(topology.node_of_rank)[holder], np.array(topology.local_rank)[holder]
     turn, rail = np.divmod(number, size)
     place = (rail - own) % size
-    inside, across, _ = _latencies(problem, nodes, parts=1)
+    clock = _Clock.of(problem, nodes, parts=1, group=group)
     # A turn has one step per rank of a node. In a step, a rank receives from one rank of its node, and sends
-    # to one. Chunks that cross from their holder are spread by another rank: the holder has most to send.
-    others, alone = max(1, size - 1), place == 0
+    # to one. Chunks that cross from their holder are spread by another rank: the holder has most to send. It
+    # sends them last, one per step, as no other node waits for that.
+    others, alone = max(1, size - 1), (place == 0) & (size > 1)
     stride = 1 + others % 2  # has no factor in common with `others`
-    spreads = np.where(alone & (size > 1), own + 1 + turn % others, rail) % size
-    moves: list[Row] = [(turn * size + place, chunk, holder, nodes[first, spreads], False)]
+    spreads = np.where(alone, own + 1 + turn % others, rail) % size
+    held = -(-np.bincount(holder)[holder] // size)
+    begin = np.where(alone, held * size + turn + turn // others, _grouped(turn, group) * size + place * group)
+    sends, gap = [(begin, chunk, holder, nodes[first, spreads])], np.where(alone, 1, group)
+    ends = begin + (clock.inside + np.where(alone, 0, group - 1)) * size - np.where(alone, 0, place * group)
     for k in range(1, size):
         dst = np.where(alone, own + 1 + (turn + stride * k) % others, rail + k) % size
-        step = np.where(alone, (turn + inside + k) * size, (turn + inside) * size + k)
-        moves.append((step, chunk, nodes[first, spreads], nodes[first, dst], False))
-    held = -(-np.bincount(holder)[holder] // size)
-    for which, leaves, above, below in _hops(over, turn, held, num_nodes, across):
+        sends.append((ends + k * gap, chunk, nodes[first, spreads], nodes[first, dst]))
+    for which, leaves, above, below in _hops(over, turn, held, num_nodes, clock.across):
         src, dst = ((first[which] + place) % num_nodes for place in (above, below))
-        local, step = rail[which], (leaves + inside) * size
-        moves.append((step, chunk[which], nodes[src, local], nodes[dst, local], False))
+        local, step = rail[which], leaves + group - 1 + clock.inside
+        sends.append((step * size, chunk[which], nodes[src, local], nodes[dst, local]))
+        ends = (_grouped(step + clock.across, group) + group - 1) * size
         for k in range(1, size):
             there = nodes[dst, (local + k) % size]
-            moves.append((step + across * size + k, chunk[which], nodes[dst, local], there, False))
-    return routed(problem, Moves.of(moves))
+            sends.append((ends + k * group, chunk[which], nodes[dst, local], there))
+    step, chunk, src, dst = np.concatenate([np.stack(np.broadcast_arrays(*each)) for each in sends], axis=1)
+    order = np.lexsort((dst, src, step))  # stable, so that chunks of a message are consecutive
+    return routed(problem, Moves.of([(step[order], chunk[order], src[order], dst[order], False)]))
 
 
-def best_cut(problem: Problem, *, most_transfers: int) -> tuple[int, list[str]]:
-    """Number of parts per chunk for `by_rails`, and the shapes to try, by estimates.
+def best_cut(problem: Problem, *, most_transfers: int) -> int:
+    """Number of parts per chunk for `by_rails`: the least one whose estimate is within 1 % of the best."""
+    transfers = problem.collective.num_chunks * (problem.topology.num_ranks - 1)
+    most = min(most_transfers // transfers, *problem.chunk_bytes)
+    choices = [1 << k for k in range(max(1, most.bit_length()))]
+    estimates = {parts: min(_estimates(problem, parts).values()) for parts in choices}
+    least = min(estimates.values())
+    return min(parts for parts, estimate in estimates.items() if 0.99 * estimate <= least)
 
-    An estimate is the time by which the last chunk has crossed and spread, if all chunks go to all ranks. The
-    number of parts is the least one within 1 % of the best. Shapes within 10 % are tried.
+
+def likely_forms(problem: Problem) -> list[tuple[str, int]]:
+    """(shape, group) of forms of `by_rails` to try: shapes within 10 % of the best, by estimates.
+
+    Each shape has its groups within 3 % of the best one.
+    """
+    estimates = _estimates(problem, 1)
+    least, found = min(estimates.values()), []
+    shapes = SHAPES if problem.topology.num_nodes > 2 else SHAPES[:1]  # two nodes have the same hops in all
+    for shape in shapes:
+        each = {group: estimates[shape, group] for group in _groups(problem)}
+        best = min(each.values())
+        if 0.9 * best <= least:
+            found += [(shape, group) for group, estimate in each.items() if 0.97 * estimate <= best]
+    return found
+
+
+def _estimates(problem: Problem, parts: int) -> dict[tuple[str, int], float]:
+    """{(shape, group): estimated finish of `by_rails` in ticks}, if all chunks go to all ranks.
+
+    - `parts`: Number of parts into which chunks are cut.
     """
     nodes = np.array(problem.topology.ranks_of_node)
     num_nodes, size = nodes.shape
     most_held = int(np.bincount(held_at_start(problem)[0]).max())
-    estimates: dict[tuple[int, str], float] = {}
-    transfers = problem.collective.num_chunks * (problem.topology.num_ranks - 1)
-    most = min(most_transfers // transfers, *problem.chunk_bytes)
-    for parts in (1 << k for k in range(max(1, most.bit_length()))):
-        inside, across, ticks = _latencies(problem, nodes, parts=parts)
-        turn = np.arange(-(-most_held * parts // size))
+    turn = np.arange(-(-most_held * parts // size))
+    found = {}
+    for group in _groups(problem):
+        clock = _Clock.of(problem, nodes, parts=parts, group=group)
         for shape in SHAPES:
-            hops = _hops(shape, turn, np.full_like(turn, len(turn)), num_nodes, across)
+            hops = _hops(shape, turn, np.full_like(turn, len(turn)), num_nodes, clock.across)
             last = max(int(np.max(leaves)) for _, leaves, _, _ in hops if np.size(leaves))
-            estimates[parts, shape] = (last + inside + across + 1) * ticks
-    least = min(estimates.values())
-    best = min(parts for (parts, _), estimate in estimates.items() if 0.99 * estimate <= least)
-    shapes = SHAPES if num_nodes > 2 else SHAPES[:1]  # two nodes have the same hops in all shapes
-    return best, [shape for shape in shapes if 0.9 * estimates[best, shape] <= least]
+            turns = last + clock.across + 2 * clock.inside + 3 * (group - 1) + 1
+            found[shape, group] = turns * clock.ticks
+    return found
+
+
+def _groups(problem: Problem) -> tuple[int, ...]:
+    """Numbers of turns to group: only 1 if no links merge."""
+    return _GROUPS if problem.clauses.merging else _GROUPS[:1]
+
+
+def _grouped(turn: Ints, group: int) -> Ints:
+    """First turn of the group of each turn."""
+    return turn // group * group
 
 
 def _hops(over: str, turn: Ints, held: Ints, num_nodes: int, across: int) -> Iterator[Hop]:
@@ -118,13 +158,19 @@ def _over_stars(turn: Ints, begin: Ints, copies: Ints, num_nodes: int, across: i
     - `begin`, `copies`: Turn in which the first node starts to send a chunk, and to how many nodes.
     """
     hubs = num_nodes - 1
-    hub, every = turn % hubs, np.arange(len(turn))
+    hub, arrives, every = begin % hubs, begin + across, np.arange(len(turn))
     yield every, begin, 0, 1 + hub
-    # A hub sends to the other ones in an order in which they receive from one hub at a time, if possible.
-    for k in range(1, hubs):
-        helped = k > hubs - copies
-        leaves = np.where(helped, begin + hubs - k, begin + across + k)
-        yield every, leaves, np.where(helped, 0, 1 + hub), 1 + (hub - k) % hubs
+    # In turn t, the first node sends to hub t, and hub h sends to hub 2 h - t (modulo the number of hubs). If
+    # that number is odd, no hub receives from two nodes in a turn. A hub pauses when it would send to itself.
+    # Hubs of chunks of which the first node sends several copies have fewer sends, and never pause.
+    in_turn = copies == 1
+    pause = (hub - arrives) % hubs
+    for number in range(1, hubs):
+        slot = number - 1 + (in_turn & (pause < number))
+        to = np.where(in_turn, 2 * hub - arrives - slot, hub - number) % hubs
+        helped = number > hubs - copies
+        leaves = np.where(helped, begin + hubs - number, arrives + slot)
+        yield every, leaves, np.where(helped, 0, 1 + hub), 1 + to
 
 
 def _plan(num_chunks: int, num_nodes: int, across: int, helps: bool) -> list[tuple[int, int]]:
@@ -149,23 +195,34 @@ def _plan(num_chunks: int, num_nodes: int, across: int, helps: bool) -> list[tup
     return plan(choices[bisect_left(choices, True, key=first_ends_in_time)] if helps else num_chunks)
 
 
-def _latencies(problem: Problem, nodes: Ints, *, parts: int) -> tuple[int, int, float]:
-    """(turns until a message in a node may be passed on, turns for one between nodes, ticks per turn).
+class _Clock(NamedTuple):
+    """Turns of `by_rails`: steps in which a rank sends a chunk to each rank of its node, or to another node.
 
-    Turns are steps of `by_rails`. In a turn, a rank sends a chunk to each rank of its node, or each rank
-    sends a chunk to another node. A turn lasts as long as the slower of these two.
+    A turn lasts as long as the slower of these two.
 
-    - `parts`: Number of parts into which chunks are cut.
+    - `ticks`: Ticks per turn.
+    - `inside`, `across`: Turns until a message in a node, or one between nodes, may be passed on.
     """
-    routes, costs, holds = ShortestRoutes.of(problem), problem.costs, hold_columns(problem.topology)
-    units = costs.chunk_units.max(initial=0) / parts
-    taken, held = [], []
-    for pairs in ([(nodes[0, 0], dst) for dst in nodes[0, 1:]], zip(*nodes[:2], strict=True)):
-        links = np.array([link for src, dst in pairs for link in routes.hop(int(src), int(dst))], np.int64)
-        send, hold = holds.of_sends(links)
-        each = costs.hold_alpha[hold] + units * costs.hold_beta[hold]
-        held.append(float(np.bincount(holds.resource[hold], each).max(initial=0)))
-        taken.append(float((costs.link_alpha[links] + units * costs.link_beta[links]).max(initial=0)))
-    ticks = max(held) or 1.0
-    inside, across = (int(-(-each // ticks)) for each in taken)
-    return inside + 1, across, ticks
+
+    ticks: float
+    inside: int
+    across: int
+
+    @classmethod
+    def of(cls, problem: Problem, nodes: Ints, *, parts: int, group: int) -> _Clock:
+        """Turns if chunks are cut into `parts`, and those of `group` turns share a message inside nodes."""
+        routes, costs, holds = ShortestRoutes.of(problem), problem.costs, hold_columns(problem.topology)
+        units = costs.chunk_units.max(initial=0) / parts
+        taken, held = [], []
+        pairs_inside = [(nodes[0, 0], dst) for dst in nodes[0, 1:]]
+        for pairs, number in ((pairs_inside, group), (zip(*nodes[:2], strict=True), 1)):
+            hops = [routes.hop(int(src), int(dst)) for src, dst in pairs]
+            links = np.array([link for hop in hops for link in hop], np.int64)
+            send, hold = holds.of_sends(links)
+            each = costs.hold_alpha[hold] / number + units * costs.hold_beta[hold]
+            held.append(float(np.bincount(holds.resource[hold], each).max(initial=0)))
+            all_us = costs.link_alpha[links] + number * units * costs.link_beta[links]
+            taken.append(float(all_us.max(initial=0)))
+        ticks = max(held) or 1.0
+        inside, across = (int(-(-each // ticks)) for each in taken)
+        return cls(ticks, inside + 1, across)

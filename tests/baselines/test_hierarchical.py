@@ -4,12 +4,13 @@ from collections import Counter
 from functools import partial
 from itertools import accumulate, product
 
+import numpy as np
 import pytest
 
 import taccl
 from taccl.baselines import hierarchical, spread
-from taccl.baselines.rails import _plan, best_cut, by_rails
-from taccl.baselines.spread import run
+from taccl.baselines.rails import _over_stars, _plan, best_cut, by_rails
+from taccl.baselines.spread import merging, run
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
 from tests.fuzzing import MANY
@@ -105,6 +106,37 @@ def test_stars_of_nodes_share_the_load_of_nics():
     assert Counter(link.dsts[0] for link in crossings) == dict.fromkeys(range(8, 32), 3)
 
 
+@pytest.mark.parametrize(("num_nodes", "across"), [(4, 1), (4, 3), (8, 5), (8, 7), (16, 40)])
+def test_nodes_of_stars_receive_from_one_node_per_turn(num_nodes, across):
+    """If the first node copies each chunk once, no node sends or receives two chunks in a turn."""
+    turn = np.arange(3 * num_nodes)
+    sent, received = Counter(), Counter()
+    for _, leaves, above, below in _over_stars(turn, turn, np.ones_like(turn), num_nodes, across):
+        sent.update(zip(leaves.tolist(), np.broadcast_to(above, turn.shape).tolist(), strict=True))
+        received.update(zip(leaves.tolist(), below.tolist(), strict=True))
+    assert set(sent.values()) == set(received.values()) == {1}
+    assert len(received) == (num_nodes - 1) * len(turn)
+
+
+@pytest.mark.parametrize("root", [0, 9])
+def test_chunks_of_several_turns_share_messages_inside_nodes(root):
+    """Groups of two turns need fewer messages inside nodes, and as many between nodes."""
+    topology = taccl.topologies.dgx_h100(nodes=4)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes="1MB", chunks_per_rank=64, root=root)
+    numbers = []
+    for group in (1, 2):
+        spread = partial(by_rails, over="stars", group=group)
+        schedule = run(merging(problem), spread).schedule(merging(problem), producer="stars")
+        assert taccl.verify(schedule).ok
+        numbers.append(
+            Counter(
+                topology.is_internode(link) for link in {each.group: each.link for each in schedule}.values()
+            )
+        )
+    assert numbers[1][True] == numbers[0][True] == 64 * 3
+    assert numbers[1][False] < 0.9 * numbers[0][False]
+
+
 @pytest.mark.parametrize("num_chunks", [1, 2, 4])
 @pytest.mark.parametrize("across", [1, 3, 7])
 def test_the_first_node_sends_the_copies_that_end_all_at_the_earliest_time(num_chunks, across):
@@ -127,7 +159,7 @@ def test_more_bytes_are_cut_into_more_parts():
     topology = taccl.topologies.dgx_h100(nodes=4)
     sizes = [2, "16KB", "1MB", "16MB", "1GB"]
     problems = [taccl.make_problem(topology, "broadcast", size_bytes=size) for size in sizes]
-    parts = [best_cut(problem, most_transfers=31 * 512)[0] for problem in problems]
+    parts = [best_cut(problem, most_transfers=31 * 512) for problem in problems]
     assert parts == sorted(set(parts))
     assert parts[0] <= 2 and parts[-1] == 512
 
