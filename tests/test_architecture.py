@@ -49,7 +49,7 @@ LINES = (
     ("problem.collective",),
     ("problem.custom_collectives",),
     ("problem.clauses", "problem.collectives", "problem.costs"),
-    ("problem.borders", "problem.open_links"),
+    ("problem.open_links",),
     ("problem.problem",),
     ("problem.byte_matrices", "problem.making"),
     ("problem.alltoallv",),

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import Count, Natural, checked
 from taccl.errors import InputError
-from taccl.measure.calibrate import calibrated
 from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import irregularity_note
 from taccl.measure.estimate import (
@@ -22,6 +22,7 @@ from taccl.measure.estimate import (
     cost_of,
     estimate,
     refit,
+    robust_residuals,
     shows_latency,
 )
 from taccl.measure.fitted import Fit, FittedParameter, FittedSeries, senders
@@ -40,7 +41,7 @@ from taccl.measure.machine import (
 )
 from taccl.measure.mismatch import mismatches, wrong_ranks
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of
-from taccl.measure.predict import costs_of
+from taccl.measure.predict import costs_of, series_us
 from taccl.measure.series import POINT_TO_POINT, Log, Series, differing_logs, joined
 from taccl.topology.topology import Topology
 
@@ -309,3 +310,46 @@ def _parameters(
         ends = min(float(np.exp(low)), value), max(min(float(np.exp(high)), most), value)
         fitted.append(FittedParameter(prior.name, value, *ends, prior.unit, said, free))
     return tuple(fitted)
+
+
+#: {factor: standard deviation of the normal prior of its logarithm} (our choice).
+#: The deviations are larger for networks than for nodes, as networks vary more.
+_SPREADS = {
+    "launch_scale": 0.5, "node_latency": 0.1, "network_latency": 0.5, "node_rate": 0.08, "network_rate": 0.2,
+}  # fmt: skip
+#: Relative error of a predicted time above which a row counts less (pseudo-Huber loss).
+#: Predictions with default profiles have about this error.
+_NOISE = 0.1
+
+
+def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
+    """Scale a library's costs by the factors that fit measured series best.
+
+    If there are bandwidth tests between nodes, the NIC's rate is first set to the highest rate in them.
+
+    - `series`: Series with known numbers of ranks and nodes.
+    """
+    streams = [each for each in series if each.streams and each.num_nodes > 1]
+    if streams:
+        rates = (np.array(each.size_bytes) / np.array(each.times_us) / 1000 for each in streams)
+        costs = replace(costs, nic_gb_per_s=max(float(rate.max()) for rate in rates))
+    timed = [each for each in series if not each.streams]
+    if not timed:
+        return costs
+    costs = replace(costs, ranks_per_process=max(each.launched_together for each in timed))
+    require_address_space()
+    from scipy.optimize import least_squares
+
+    names, spreads = list(_SPREADS), np.array(list(_SPREADS.values()))
+
+    def scaled(logs: NDArray[np.float64]) -> Costs:
+        return replace(costs, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+
+    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        at = scaled(logs)
+        errors = [np.log(series_us(at, each) / np.array(each.times_us)) / _NOISE for each in timed]
+        off = np.concatenate(errors)
+        return np.concatenate([robust_residuals(off), logs / spreads])
+
+    found = least_squares(residuals, np.zeros(len(names)), max_nfev=40, xtol=1e-5, ftol=1e-5)
+    return scaled(found.x)

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.measure.channel_search import searched, tree_speed
+from taccl.measure.channels import (
+    filling_us,
+    network_channels,
+    pair_channels,
+    power_above,
+    searched,
+    tree_speed,
+)
 from taccl.measure.in_switch import nvls_blocks, switch_collectives
 from taccl.measure.library_costs import Candidate, Costs
-from taccl.measure.pair_channels import filling_us, network_channels, pair_channels, power_above
 from taccl.measure.rccl import between_nodes
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology import tuning

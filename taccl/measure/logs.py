@@ -20,10 +20,9 @@ from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError
 from taccl.measure.broken_rows import rows_without_debug, whole_rows
 from taccl.measure.debug_lines import debug_facts, is_debug
-from taccl.measure.json_logs import CUT_OFF, printed
+from taccl.measure.json_logs import CUT_OFF, printed, run_reports, series_of_reports
 from taccl.measure.log_runs import CPU_TIME, DEVICE, TIMES_IN_MS, LogRun, runs_in
 from taccl.measure.rows import plain
-from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_run
 from taccl.measure.series import COMPARED_BYTES, WRONG, Log, Series, alike_joined, differing
 

@@ -8,8 +8,8 @@ import pytest
 import taccl
 from taccl.errors import FormatError, InputError
 from taccl.formats.nccl.topology import load_nccl_topology
-from taccl.measure.calibrate import calibrated
 from taccl.measure.estimate import Observed, estimate, lines
+from taccl.measure.fit import calibrated
 from taccl.measure.model import PARAMETERS, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import BETWEEN_RUNS, Series

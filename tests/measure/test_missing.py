@@ -4,8 +4,8 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
+from taccl.measure.fitted import missing_measurements
 from taccl.measure.machine import placed
-from taccl.measure.missing import missing_measurements
 from taccl.measure.model import PARAMETERS
 from taccl.measure.series import Series
 from tests.measure.logs import SIZES, table

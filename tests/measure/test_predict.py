@@ -8,10 +8,9 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.measure.channel_search import searched, tree_speed
+from taccl.measure.channels import network_channels, searched, tree_speed
 from taccl.measure.in_switch import nvls_blocks
 from taccl.measure.library import Run, candidates, chosen
-from taccl.measure.pair_channels import network_channels
 from taccl.measure.predict import costs_of, known_machines, predicted_us, ranks_per_node, series_us
 from taccl.measure.rccl import chunk_bytes
 from taccl.measure.series import Series

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from taccl.measure.pair_channels import filling_us, pair_channels
+from taccl.measure.channels import filling_us, pair_channels
 from taccl.measure.predict import costs_of, predicted_us
 from taccl.topology.tuning import PAIR_SIZES
 
