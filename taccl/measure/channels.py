@@ -21,7 +21,7 @@ from taccl.topology.tuning import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.measure.library_costs import Floats
+    from taccl._internal.arrays import Floats
     from taccl.topology.tuning import PairSizes
 
 

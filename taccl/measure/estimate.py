@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
+from taccl._internal.arrays import Flags, Floats, Ints
 from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, times_us
 
 #: Max ratio of posterior to prior spread at which a parameter counts as determined by the data.
@@ -36,7 +36,7 @@ _NO_LIMIT = (1e-6, 1e9)
 _STEP = 1e-7
 
 #: Protocol index of each size, one array per series.
-Protocols: TypeAlias = Sequence[NDArray[np.int64]]
+Protocols: TypeAlias = Sequence[Ints]
 
 #: Relative error below which the cost is quadratic; above, it is linear (own choice).
 NOISE = 0.02
@@ -54,17 +54,17 @@ class Observed:
     """Series as arrays of ascending sizes and of times, with the cost terms of its collective."""
 
     terms: CostTerms
-    size_bytes: NDArray[np.float64]
-    times_us: NDArray[np.float64]
+    size_bytes: Floats
+    times_us: Floats
 
-    def predicted_us(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def predicted_us(self, logs: Floats) -> Floats:
         """Predicted times, shape (..., 3 protocols, sizes).
 
         - `logs`, (..., parameters): Logarithms of the parameters.
         """
         return times_us(self.terms, self.size_bytes, logs)
 
-    def part(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Observed:
+    def part(self, keep: Flags | Ints) -> Observed:
         """The series at some of its sizes.
 
         - `keep`: Mask or indices of the sizes.
@@ -81,13 +81,11 @@ class Estimate:
     - `protocols`: Protocol index of each size, one array per series.
     """
 
-    logs: NDArray[np.float64]
-    free: NDArray[np.bool_]
-    protocols: tuple[NDArray[np.int64], ...]
+    logs: Floats
+    free: Flags
+    protocols: tuple[Ints, ...]
 
-    def predicted_like_us(
-        self, index: int, seen: Observed, size_bytes: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def predicted_like_us(self, index: int, seen: Observed, size_bytes: Floats) -> Floats:
         """Predicted times at new sizes of a series, under the protocols of the nearest sizes below and above.
 
         If the two protocols differ, the faster one applies.
@@ -142,7 +140,7 @@ def cost_of(observed: Sequence[Observed], found: Estimate, priors: Sequence[Para
 
 def refit(
     observed: Sequence[Observed], priors: Sequence[Parameter], found: Estimate, protocols: Protocols
-) -> NDArray[np.float64]:
+) -> Floats:
     """Refit an estimate's free parameters to other data under known protocols; return all logarithms."""
     return _task(observed, priors).solve(protocols, found.free, found.logs)
 
@@ -151,7 +149,7 @@ def _task(observed: Sequence[Observed], priors: Sequence[Parameter]) -> _Fitting
     return _Fitting(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
 
 
-def _first_protocols(each: Observed) -> NDArray[np.int64]:
+def _first_protocols(each: Observed) -> Ints:
     if each.terms.streams:
         return np.full(len(each.size_bytes), 2)
     found = lines(each.size_bytes, each.times_us)
@@ -169,7 +167,7 @@ def shows_latency(each: Observed) -> bool:
     return bool(slower / larger < _FLAT)
 
 
-def _starts(task: _Fitting) -> Iterable[NDArray[np.float64]]:
+def _starts(task: _Fitting) -> Iterable[Floats]:
     """Yield starting points: the priors, then the priors with one bandwidth adapted to the largest sizes."""
     yield task.means
     slowest = max(
@@ -187,12 +185,10 @@ class _Fitting:
     """Fitting problem: series, and normal priors of the parameters' logarithms (means and spreads)."""
 
     observed: Sequence[Observed]
-    means: NDArray[np.float64]
-    spreads: NDArray[np.float64]
+    means: Floats
+    spreads: Floats
 
-    def residuals(
-        self, protocols: Protocols, logs: NDArray[np.float64], *, smoothed: bool = True
-    ) -> NDArray[np.float64]:
+    def residuals(self, protocols: Protocols, logs: Floats, *, smoothed: bool = True) -> Floats:
         """Residuals, (..., num): prediction errors, protocol penalties, and distances to the priors.
 
         The penalty at a size grows with the lead of the series' fastest protocol over the one assigned to the
@@ -209,21 +205,17 @@ class _Fitting:
             relative = robust_residuals(relative)
         return np.concatenate([relative, (logs - self.means) / self.spreads], axis=-1)
 
-    def slopes(
-        self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64], *, smoothed: bool
-    ) -> NDArray[np.float64]:
+    def slopes(self, protocols: Protocols, free: Flags, logs: Floats, *, smoothed: bool) -> Floats:
         """Jacobian of the residuals by the logarithms of free parameters, (free parameters, residuals)."""
         moved = np.vstack([logs, logs + _STEP * np.eye(len(logs))[free]])
         found = self.residuals(protocols, moved, smoothed=smoothed)
         return np.asarray((found[1:] - found[0]) / _STEP)
 
-    def cost(self, protocols: Protocols, logs: NDArray[np.float64]) -> float:
+    def cost(self, protocols: Protocols, logs: Floats) -> float:
         """Half the sum of squared residuals."""
         return float((self.residuals(protocols, logs) ** 2).sum()) / 2
 
-    def solve(
-        self, protocols: Protocols, free: NDArray[np.bool_], start: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def solve(self, protocols: Protocols, free: Flags, start: Floats) -> Floats:
         """Logarithms of the parameters that minimize `cost`; fixed parameters keep their start values."""
         require_address_space()
         from scipy.optimize import least_squares
@@ -231,7 +223,7 @@ class _Fitting:
         if not free.any():
             return start
 
-        def at(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        def at(values: Floats) -> Floats:
             logs = start.copy()
             logs[free] = values
             return logs
@@ -245,9 +237,7 @@ class _Fitting:
         )  # fmt: skip
         return at(found.x)
 
-    def remaining(
-        self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def remaining(self, protocols: Protocols, free: Flags, logs: Floats) -> Floats:
         """Ratio of posterior to prior spread of each free parameter; 0 for fixed parameters."""
         left = np.zeros(len(logs))
         if free.any():
@@ -256,17 +246,17 @@ class _Fitting:
         return left
 
 
-def robust_residuals(errors: NDArray[np.float64]) -> NDArray[np.float64]:
+def robust_residuals(errors: Floats) -> Floats:
     """Residuals whose halved squares are the pseudo-Huber loss of errors in units of their noise."""
     return np.asarray(np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1)))
 
 
-def robust(relative: NDArray[np.float64]) -> NDArray[np.float64]:
+def robust(relative: Floats) -> Floats:
     """Pseudo-Huber loss of relative errors in units of `NOISE`: quadratic if small, linear if large."""
     return np.sqrt(1 + (relative / NOISE) ** 2) - 1
 
 
-def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
+def lines(size_bytes: Floats, times_us: Floats) -> Ints:
     """Infer the protocol of each size (0 ll, 1 ll128, 2 simple) from the shape of the times; sizes ascend.
 
     The sizes are cut into at most three ranges, each fitted by a line of latency and bandwidth. A further
@@ -281,7 +271,7 @@ def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDA
     return _cut_at(np.where(named, totals, np.inf), n)
 
 
-def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.float64]:
+def _costs_of_lines(size_bytes: Floats, times_us: Floats) -> Floats:
     """Costs, (n + 1, n + 1): entry (i, j) is the cost of the best line through sizes i to j - 1.
 
     Both terms of a line are nonnegative. Iteratively reweighted least squares minimizes the pseudo-Huber
@@ -304,7 +294,7 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
     return costs
 
 
-def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _nonnegative_lines(weights: Floats, rows: Floats) -> Floats:
     """Nonnegative factors a and b, (lines, 2), that bring a * rows[0] + b * rows[1] nearest to 1.
 
     - `weights`, (lines, sizes): Weights of the squared distances from 1, for each pair of factors.
@@ -321,7 +311,7 @@ def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) 
     return np.where((is_line & (both >= 0).all(axis=1))[:, None], both, alone)
 
 
-def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
+def reassigned(predicted_us: Floats, times_us: Floats) -> Ints:
     """Choose the protocol index of each size so that predictions, (3, sizes), match measured times best.
 
     Protocols keep their order over ascending sizes, and each protocol has none or at least `_LEAST` sizes.
@@ -336,7 +326,7 @@ def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64])
     return _cut_at(np.where(short, np.inf, totals), n)
 
 
-def _cut_at(totals: NDArray[np.float64], n: int) -> NDArray[np.int64]:
+def _cut_at(totals: Floats, n: int) -> Ints:
     """Protocol index of each of `n` sizes, for the two protocol switches (cuts) with the least total cost.
 
     - `totals`: Cost of each pair of cuts, in the order of `np.triu_indices(n + 1)`.

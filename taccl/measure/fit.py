@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import Count, Natural, checked
+from taccl._internal.arrays import Floats, Ints
 from taccl.errors import InputError
 from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import irregularity_note
@@ -220,9 +220,7 @@ def _check_nodes(series: Iterable[Series], topology: Topology) -> None:
             raise InputError(wrong_ranks(topology, each.num_ranks, topology.num_ranks), where=each.source)
 
 
-def _fitted_series(
-    series: Series, observed: Observed, protocols: NDArray[np.int64], logs: NDArray[np.float64]
-) -> FittedSeries:
+def _fitted_series(series: Series, observed: Observed, protocols: Ints, logs: Floats) -> FittedSeries:
     """Series with the predicted time of each size, under its protocol."""
     predicted = observed.predicted_us(logs)[protocols, np.arange(len(protocols))]
     return FittedSeries(series, tuple(predicted.tolist()), tuple(protocols.tolist()))
@@ -342,10 +340,10 @@ def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
 
     names, spreads = list(_SPREADS), np.array(list(_SPREADS.values()))
 
-    def scaled(logs: NDArray[np.float64]) -> Costs:
+    def scaled(logs: Floats) -> Costs:
         return replace(costs, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
-    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def residuals(logs: Floats) -> Floats:
         at = scaled(logs)
         errors = [np.log(series_us(at, each) / np.array(each.times_us)) / _NOISE for each in timed]
         off = np.concatenate(errors)

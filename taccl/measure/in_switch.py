@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl._internal.arrays import Floats
 from taccl.measure.library_costs import Candidate
 from taccl.topology import tuning
 from taccl.topology.tuning import PROTOCOLS
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taccl.measure.library import Run
-    from taccl.measure.library_costs import Floats
 
 #: Index of protocol simple, which all algorithms with sums in switches use.
 _SIMPLE = 2

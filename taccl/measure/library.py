@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl._internal.arrays import Floats
 from taccl.measure.channels import (
     filling_us,
     network_channels,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
-
-    from taccl.measure.library_costs import Floats
 
 
 #: Index of protocol simple in `PROTOCOLS`.

@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from taccl._internal.arrays import Floats
 from taccl.topology.networks import NETWORKS
 from taccl.topology.tuning import LAUNCH_EACH_US, LAUNCH_US
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from taccl.topology.networks import Network
-
-    Floats = NDArray[np.float64]
 
 
 #: Last version of RCCL that is known to start late between nodes. No log shows 2.23 to 2.26; 2.27 does not.

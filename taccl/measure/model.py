@@ -16,8 +16,8 @@ from math import ceil, log2
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from taccl._internal.arrays import Floats
 from taccl.measure.series import POINT_TO_POINT, Series
 from taccl.topology.tuning import (
     CHANNEL_BYTES,
@@ -105,8 +105,8 @@ class CostTerms(NamedTuple):
     - `streams`: True if times depend on bandwidth only.
     """
 
-    tabled_us: NDArray[np.float64]
-    volumes: NDArray[np.float64]
+    tabled_us: Floats
+    volumes: Floats
     streams: bool
 
 
@@ -165,9 +165,7 @@ def nvls_pattern(num_ranks: int, num_nodes: int, node_volume: float) -> Pattern:
     return Pattern("nvls", 2, 2 * ceil(log2(m)), node_volume, of_nics * m / n)
 
 
-def times_us(
-    terms: CostTerms, size_bytes: NDArray[np.float64], logs: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def times_us(terms: CostTerms, size_bytes: Floats, logs: Floats) -> Floats:
     """Times in us, (..., 3 protocols, sizes), under the fastest algorithm at each size.
 
     - `logs`, (..., parameters): Logarithms of the parameters, in the order of `PARAMETERS`.
@@ -184,18 +182,16 @@ def times_us(
     hops = scales * (base_us + node[..., None] * node_us) + network[..., None] * network_us
     latency = launch[..., None] + hops
     rates = us_per_byte[..., None] / shares[..., None, :]
-    fastest: NDArray[np.float64] = (latency[..., None] + rates[..., None] * size_bytes).min(axis=-3)
+    fastest: Floats = (latency[..., None] + rates[..., None] * size_bytes).min(axis=-3)
     further = _further_channels(size_bytes, _CHANNEL_BYTES)
-    times: NDArray[np.float64] = fastest + values[..., 10, None, None] * further
+    times: Floats = fastest + values[..., 10, None, None] * further
     return times
 
 
-def further_channels(protocol: str, size_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+def further_channels(protocol: str, size_bytes: Floats) -> Floats:
     """Number of channels beyond the first that messages of some sizes use, up to `RAMP_CHANNELS`."""
     return _further_channels(size_bytes, np.float64(CHANNEL_BYTES[protocol]))
 
 
-def _further_channels(
-    size_bytes: NDArray[np.float64], channel_bytes: NDArray[np.float64] | np.float64
-) -> NDArray[np.float64]:
+def _further_channels(size_bytes: Floats, channel_bytes: Floats | np.float64) -> Floats:
     return np.minimum(np.maximum(size_bytes / channel_bytes, 1), RAMP_CHANNELS) - 1

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.arguments import known_name
-from taccl._internal.arrays import ranges
+from taccl._internal.arrays import Flags, Ints, ranges
 from taccl._internal.names import matching
-from taccl.baselines.moves import Ints, Moves, Row
+from taccl.baselines.moves import Moves, Row
 from taccl.baselines.recursive import swaps
 from taccl.baselines.ring import around
 from taccl.baselines.tree import two_trees
@@ -50,18 +49,18 @@ class Algorithm:
 
     name: str
     collective: Collective
-    chunk: NDArray[np.int64]
-    src: NDArray[np.int64]
-    dst: NDArray[np.int64]
-    reduces: NDArray[np.bool_]
-    message: NDArray[np.int64]
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    chunk: Ints
+    src: Ints
+    dst: Ints
+    reduces: Flags
+    message: Ints
+    begins: Ints
+    ends: Ints
     carries: list[tuple[int, ...]] | None = None
     weights: tuple[int, ...] = ()
     in_steps: bool = False
 
-    def waits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def waits(self) -> tuple[Ints, Ints]:
         """Pairs of (message, earlier message that it waits for), as two columns sorted by message."""
         count = self.collective.num_chunks
         place = (self.src * count + self.chunk, self.dst * count + self.chunk)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from taccl._internal.arrays import Flags, Floats, Ints
 from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from taccl.placement.algorithms import Algorithm
     from taccl.placement.host_links import HostLinks
 
@@ -29,22 +28,22 @@ class RankMessages(NamedTuple):
     - `flow`, (num_messages,) int64: Index of the message's flow in `Flows`.
     """
 
-    src: NDArray[np.int64]
-    dst: NDArray[np.int64]
-    units: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    flow: NDArray[np.int64]
-    wait_of: NDArray[np.int64]
-    wait: NDArray[np.int64]
+    src: Ints
+    dst: Ints
+    units: Ints
+    kind: Ints
+    flow: Ints
+    wait_of: Ints
+    wait: Ints
 
 
 class Flows(NamedTuple):
     """Number of messages by source rank, destination rank and size; columns of (num_flows,) int64."""
 
-    src: NDArray[np.int64]
-    dst: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    number: NDArray[np.int64]
+    src: Ints
+    dst: Ints
+    kind: Ints
+    number: Ints
 
 
 NO_FLOWS = Flows(*np.zeros((4, 0), dtype=np.int64))
@@ -64,15 +63,15 @@ class HostPaths(NamedTuple):
     - `after`, (num_sizes, num_holds) int64: Time from the end of the hold to the end of the send.
     """
 
-    path_of: NDArray[np.int64]
-    link: NDArray[np.int64]
-    hold_of: NDArray[np.int64]
-    resource: NDArray[np.int64]
-    takes: NDArray[np.int64]
-    held: NDArray[np.int64]
-    before: NDArray[np.int64]
-    after: NDArray[np.int64]
-    name: NDArray[np.int64]
+    path_of: Ints
+    link: Ints
+    hold_of: Ints
+    resource: Ints
+    takes: Ints
+    held: Ints
+    before: Ints
+    after: Ints
+    name: Ints
 
 
 class Relaxed(NamedTuple):
@@ -89,12 +88,12 @@ class Relaxed(NamedTuple):
       are open.
     """
 
-    anywhere: NDArray[np.int64]
-    from_host: NDArray[np.int64]
-    to_host: NDArray[np.int64]
-    port_out: NDArray[np.int64]
-    port_in: NDArray[np.int64]
-    tail: NDArray[np.int64]
+    anywhere: Ints
+    from_host: Ints
+    to_host: Ints
+    port_out: Ints
+    port_in: Ints
+    tail: Ints
     flows: Flows
 
 
@@ -107,8 +106,8 @@ class Room(NamedTuple):
       f, with times for the flow's message size alone.
     """
 
-    end: NDArray[np.int64]
-    free: NDArray[np.int64]
+    end: Ints
+    free: Ints
     near: HostPaths
 
 
@@ -128,7 +127,7 @@ def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Probl
     return Problem(topology, algorithm.collective, sizes, size_bytes=size_bytes)  # type: ignore[arg-type]
 
 
-def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> tuple[RankMessages, Flows]:
+def as_messages(algorithm: Algorithm, chunk_units: Ints) -> tuple[RankMessages, Flows]:
     """Build the messages of an algorithm, and the flows that they form.
 
     - `chunk_units`, (num_chunks,) int64: Size of each chunk in units.
@@ -151,7 +150,7 @@ def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> tuple[R
     return RankMessages(src, dst, units, kind, flow, wait_of, wait), flows
 
 
-def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _numbered(values: Ints) -> tuple[Ints, Ints]:
     """(distinct values in ascending order, index of each value among them); values are nonnegative."""
     span = int(values.max(initial=-1)) + 1
     if span > 4 * len(values):
@@ -162,22 +161,20 @@ def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.
     return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[values]
 
 
-def _sizes_of(messages: RankMessages) -> NDArray[np.int64]:
+def _sizes_of(messages: RankMessages) -> Ints:
     """Message size of each size class (`kind`), in units, ascending."""
     sizes = np.zeros(int(messages.kind.max(initial=-1)) + 1, dtype=np.int64)
     sizes[messages.kind] = messages.units
     return sizes
 
 
-def _is_implied(
-    side: NDArray[np.int64], held: NDArray[np.int64], resource: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _is_implied(side: Ints, held: Ints, resource: Ints) -> Flags:
     """True for each redundant hold (use of a resource by a link).
 
     A hold is redundant under two conditions. No other link uses its resource. Another hold of the link on the
     same side (send or receive) lasts at least as long for every size.
     """
-    alone: NDArray[np.bool_] = np.bincount(resource)[resource] == 1
+    alone: Flags = np.bincount(resource)[resource] == 1
     if not alone.any():
         return alone
     longest = np.zeros((2, int(side.max(initial=-1)) + 1), dtype=np.int64)
@@ -186,11 +183,11 @@ def _is_implied(
     others = np.flatnonzero(beside[side] & ~alone)
     others = others[np.lexsort((*held[:, others], side[others]))]
     longest[:, side[others]] = held[:, others]
-    implied: NDArray[np.bool_] = alone & (held <= longest[:, side]).all(axis=0)
+    implied: Flags = alone & (held <= longest[:, side]).all(axis=0)
     return implied
 
 
-def _second_eigenvalue(matrix: NDArray[np.float64]) -> float:
+def _second_eigenvalue(matrix: Floats) -> float:
     """Second smallest eigenvalue of a symmetric matrix."""
     if (matrix[1:, 1:] == matrix[:-1, :-1]).all() and (matrix[1:, 0] == matrix[:-1, -1]).all():
         # A circulant matrix, as of a ring or a pairwise exchange: O(n log n) instead of O(n ** 3).
@@ -300,7 +297,7 @@ class HostFabric:
     def _held(self, units: int) -> Any:
         return self.held[0] + units * self.held[1]
 
-    def distance(self, units: int) -> NDArray[np.float64]:
+    def distance(self, units: int) -> Floats:
         """Distance of each pair of hosts: the time of a message, plus the times for which it holds resources.
 
         The result has shape (num_hosts, num_hosts) and is in ticks.
@@ -309,7 +306,7 @@ class HostFabric:
         whole = self.took[0] + held[:, 0] + units * (self.took[1] + held[:, 1])
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
 
-    def busiest(self, messages: RankMessages, order: NDArray[np.int64]) -> tuple[str, int]:
+    def busiest(self, messages: RankMessages, order: Ints) -> tuple[str, int]:
         """Name of the resource that an order keeps busy longest, and its busy time in ticks."""
         pair = order[messages.src] * self.num_hosts + order[messages.dst]
         number = np.bincount(pair, minlength=self.num_hosts**2)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from math import ceil, log2
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
+from taccl._internal.arrays import Flags, Floats, Ints
 from taccl._internal.units import format_count
 from taccl.topology.recognise import common_levels, completed, levels
 
@@ -114,7 +114,7 @@ class FewPairs:
             rounds.append(pairs)
         return [pairs for pairs in rounds if pairs]
 
-    def _classes(self) -> NDArray[np.int64]:
+    def _classes(self) -> Ints:
         """Class of each pair by its latency, 0 for the nearest; -1 where unknown."""
         found = np.full(self.latency_us.shape, -1, dtype=np.int64)
         known = ~np.isnan(self.latency_us)
@@ -123,9 +123,7 @@ class FewPairs:
             found[known] = np.searchsorted(cuts, np.log(self.latency_us[known]))
         return found
 
-    def _components(
-        self, classes: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+    def _components(self, classes: Ints) -> tuple[Ints, Flags, Ints]:
         """Components of hosts joined by near pairs, and evidence that pairs of components are far apart.
 
         Two components are far apart if a measured pair between them is far. Evidence that two are far apart
@@ -157,7 +155,7 @@ class FewPairs:
                     conflicts += one.astype(np.float32) @ other.T.astype(np.float32)
         return label, np.any(at, axis=0), conflicts.astype(np.int64)
 
-    def _matched(self, allowed: NDArray[np.bool_], cost: NDArray[np.int64] | None = None) -> Pairs:
+    def _matched(self, allowed: Flags, cost: Ints | None = None) -> Pairs:
         """Pair hosts greedily in random order, each with its free, allowed partner of least cost."""
         free = np.ones(len(allowed), dtype=bool)
         pairs: Pairs = []
@@ -174,7 +172,7 @@ class FewPairs:
         return pairs
 
 
-def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
+def _cuts(ordered: Floats, most: int) -> list[float]:
     """Thresholds between classes of sorted logarithms, by recursive cuts at the largest separation.
 
     Separation is the difference of the means over the standard deviation within the classes.
@@ -197,7 +195,7 @@ def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
     return [*inner, cut, *_cuts(ordered[at:], most - 1 - len(inner))]
 
 
-def explained(latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequence[Sequence[int]]) -> float:
+def explained(latency_us: Floats, held_out: Pairs, clusters: Sequence[Sequence[int]]) -> float:
     """Fraction, at most 1, of the variance of held-out latencies that clusters explain.
 
     The prediction for a pair is the median latency of the measured pairs with the same number of common
@@ -216,9 +214,7 @@ def explained(latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequen
     return 1.0 - float(((values - guessed) ** 2).sum()) / spread if spread > 0 else 1.0
 
 
-def verdict(
-    plan: FewPairs, latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequence[Sequence[int]]
-) -> str:
+def verdict(plan: FewPairs, latency_us: Floats, held_out: Pairs, clusters: Sequence[Sequence[int]]) -> str:
     """Summary of a probe of few pairs: number measured, and how well clusters predict the other pairs."""
     every = plan.num_hosts * (plan.num_hosts - 1) // 2
     known = int(np.triu(~np.isnan(latency_us), 1).sum())

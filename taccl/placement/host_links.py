@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from taccl._internal.arrays import Flags, Ints
 from taccl.baselines.routes import ShortestRoutes
 from taccl.placement.hosts import DECIMALS, PairCosts, in_thousandths
 from taccl.placement.kernel import TOO_LONG
@@ -32,16 +32,16 @@ class HostLinks(NamedTuple):
     """
 
     num_hosts: int
-    hops: NDArray[np.int64]
-    link: NDArray[np.int64]
-    takes: NDArray[np.int64]
-    of_link: NDArray[np.int64]
-    resource: NDArray[np.int64]
-    receives: NDArray[np.bool_]
-    held: NDArray[np.int64]
+    hops: Ints
+    link: Ints
+    takes: Ints
+    of_link: Ints
+    resource: Ints
+    receives: Flags
+    held: Ints
     names: list[str]
     ticks_per_us: int
-    chunk_units: NDArray[np.int64]
+    chunk_units: Ints
 
     @classmethod
     def of_problem(cls, problem: Problem) -> HostLinks:
@@ -61,7 +61,7 @@ class HostLinks(NamedTuple):
         )  # fmt: skip
 
     @classmethod
-    def of_costs(cls, costs: PairCosts, sizes: Sequence[int], used: NDArray[np.bool_]) -> HostLinks:
+    def of_costs(cls, costs: PairCosts, sizes: Sequence[int], used: Flags) -> HostLinks:
         """Links and holds of the topology that `ProbedHosts.topology` would build, without building it.
 
         - `used`, (num_hosts, num_hosts): True for each pair to include.
@@ -77,7 +77,7 @@ class HostLinks(NamedTuple):
         links = np.arange(len(src))
         takes = np.stack((-(-alpha[off] * 10**6 // unit), beta[off]))
         kind, num_ports = costs.kind[off], count * num_kinds
-        rows: list[tuple[NDArray[np.int64], Any, int, Any, Any]] = []  # no row lists a link twice
+        rows: list[tuple[Ints, Any, int, Any, Any]] = []  # no row lists a link twice
         if costs.has_ports:
             rows.append((links, src * num_kinds + kind, 0, *takes))
             rows.append((links, num_ports + dst * num_kinds + kind, 1, *takes))
@@ -106,6 +106,6 @@ class HostLinks(NamedTuple):
         )  # fmt: skip
 
 
-def _by_host(ends: NDArray[np.int64], num_hosts: int) -> list[NDArray[np.int64]]:
+def _by_host(ends: Ints, num_hosts: int) -> list[Ints]:
     """Indices of the links at each host, given the host at one end of every link."""
     return np.split(np.argsort(ends, kind="stable"), np.cumsum(np.bincount(ends, minlength=num_hosts))[:-1])

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
+from taccl._internal.arrays import Flags, Floats
 from taccl._internal.deadline import Deadline
 from taccl.placement.case import Case
 from taccl.placement.hosts import ProbedHosts
@@ -107,7 +107,7 @@ def has_clear_clusters(probe: Probe) -> bool:
 
 
 #: {field of a `Probe`: symmetric (num_hosts, num_hosts) matrix of the logarithms of its values}.
-_Figures = dict[str, "NDArray[np.float64]"]
+_Figures = dict[str, "Floats"]
 
 
 def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> Judgement:
@@ -218,15 +218,15 @@ def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
     return known, "", "the probe has one value per pair; probe again for repetitions"
 
 
-def _mean_of_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean_of_known(values: Floats) -> Floats:
     """Mean along the first axis over the values that are not nan; nan where all are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        found: NDArray[np.float64] = np.nanmean(values, axis=0)
+        found: Floats = np.nanmean(values, axis=0)
     return found
 
 
-def _mirrored(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mirrored(matrix: Floats) -> Floats:
     """Symmetric matrix from the entries above the diagonal of a matrix."""
     above = np.triu(matrix, 1)
     return above + above.T
@@ -239,7 +239,7 @@ def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_
     deal = np.triu(deal) + np.triu(deal, 1).transpose(0, 2, 1)  # keep both directions of a pair in one half
     turn = np.argsort(np.argsort(deal, axis=0), axis=0)
 
-    def half(chosen: NDArray[np.bool_]) -> _Figures:
+    def half(chosen: Flags) -> _Figures:
         found = {}
         for name, each in stacks.items():
             known = median_of_known(np.where(chosen, each, np.nan))

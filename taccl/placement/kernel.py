@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl._internal.arrays import Floats, Ints
 from taccl._internal.kernels import compiled, inner
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed, Room
 
 #: Returned for a makespan above the cutoff.
@@ -18,7 +17,7 @@ TOO_LONG = 2**62
 
 
 @compiled
-def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int64]) -> None:
+def tails(messages: RankMessages, takes: Ints, tail: Ints) -> None:
     """Set `tail` to the least time from each message's end to the makespan; message m takes ``takes[m]``."""
     for m in range(len(takes) - 1, -1, -1):
         for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
@@ -27,7 +26,7 @@ def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int
 
 
 @inner
-def _copy_paths(flows: Flows, paths: HostPaths, order: NDArray[np.int64], near: HostPaths) -> None:
+def _copy_paths(flows: Flows, paths: HostPaths, order: Ints, near: HostPaths) -> None:
     """Copy the path of each flow under a rank order to `near`, with the times for the flow's message size.
 
     Path f of `near` is that of flow f. Flows use few of all pairs of hosts, so the copies fit into the
@@ -57,7 +56,7 @@ def timed(
     messages: RankMessages,
     paths: HostPaths,
     relaxed: Relaxed,
-    order: NDArray[np.int64],
+    order: Ints,
     cutoff: int,
     room: Room,
     is_relaxed: bool = False,
@@ -130,9 +129,7 @@ def timed(
 
 
 @inner
-def _exceeds(
-    flows: Flows, paths: HostPaths, order: NDArray[np.int64], cutoff: int, free: NDArray[np.int64]
-) -> bool:
+def _exceeds(flows: Flows, paths: HostPaths, order: Ints, cutoff: int, free: Ints) -> bool:
     """True if a resource is held for longer than `cutoff` in total, so that the makespan exceeds it, too.
 
     - `free`: Work array; busy time of each resource.
@@ -153,13 +150,13 @@ def _exceeds(
 
 
 @inner
-def _copy(source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+def _copy(source: Ints, target: Ints) -> None:
     for i in range(source.size):
         target[i] = source[i]
 
 
 @inner
-def _moved(order: NDArray[np.int64], trial: NDArray[np.int64], draw: NDArray[np.float64]) -> bool:
+def _moved(order: Ints, trial: Ints, draw: Floats) -> bool:
     """Set `trial` to the order with one random change; False if the draw gives no change.
 
     The changes: swap two ranks (half of all draws), reverse a segment, rotate a segment, or swap two aligned
@@ -198,9 +195,9 @@ def anneal(
     messages: RankMessages,
     paths: HostPaths,
     relaxed: Relaxed,
-    orders: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    draws: NDArray[np.float64],
+    orders: Ints,
+    numbers: Ints,
+    draws: Floats,
     warmth: float,
     room: Room,
 ) -> int:
@@ -243,8 +240,8 @@ def prove(
     messages: RankMessages,
     paths: HostPaths,
     relaxed: Relaxed,
-    orders: NDArray[np.int64],
-    numbers: NDArray[np.int64],
+    orders: Ints,
+    numbers: Ints,
     best: int,
     room: Room,
 ) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.arguments import Count, checked
+from taccl._internal.arrays import Floats, Ints
 from taccl._internal.units import BYTES_PER_MB, format_count, format_us
 from taccl.plot import style
 from taccl.plot.style import (
@@ -183,9 +183,7 @@ def _shades(topology: Topology, ranks: list[int]) -> dict[int, str]:
     return shades
 
 
-def _colours(
-    ax: Axes, origin: NDArray[np.int64], title: str, topology: Topology
-) -> tuple[NDArray[np.float64], list[Patch]]:
+def _colours(ax: Axes, origin: Ints, title: str, topology: Topology) -> tuple[Floats, list[Patch]]:
     """RGBA colour of each bar, as a (bars, 4) array, and the entries of the legend.
 
     Few ranks have one colour each. Many ranks share a colour scale, which has an axis instead of entries.
@@ -303,7 +301,7 @@ def dimensions(schedule: Schedule | ImplicitSchedule, *, ax: Axes | None = None)
 
 def dimension_use(
     schedule: Schedule | ImplicitSchedule, *, num_bins: int = _BINS
-) -> tuple[Dimensions, NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Dimensions, Floats, Floats]:
     """Busy share of each dimension of the network, in equal time bins.
 
     - `num_bins`: Number of bins from 0 to the finish.
@@ -342,7 +340,7 @@ def dimension_use(
     return dims, time[1:] / per_us, share
 
 
-def _busy(time: NDArray[np.float64], begins: NDArray[np.int64]) -> NDArray[np.float64]:
+def _busy(time: Floats, begins: Ints) -> Floats:
     """For each entry of `time`, the sum of the times elapsed since all earlier entries of `begins`."""
     begins = np.sort(begins)
     count = np.searchsorted(begins, time)

@@ -9,9 +9,9 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.arguments import checked
+from taccl._internal.arrays import Floats, Ints
 from taccl.errors import InputError, TopologyError
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of, title_of
@@ -196,9 +196,9 @@ class Places:
     - `grid`: True if ranks are on a grid whose border links may wrap around.
     """
 
-    place: NDArray[np.float64]
-    centre: NDArray[np.float64]
-    hub: NDArray[np.float64]
+    place: Floats
+    centre: Floats
+    hub: Floats
     radius: float
     by_node: bool = False
     grid: bool = False
@@ -220,8 +220,8 @@ class Line:
       ``"wrap-around link"``.
     """
 
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
+    start: Floats
+    end: Floats
     links: tuple[int, ...]
     resources: frozenset[int]
     what: str
@@ -312,9 +312,9 @@ def _line(
     return Line(start + aside, end + aside, links, resources, what)
 
 
-def _hubs(topology: Topology, place: NDArray[np.float64]) -> NDArray[np.float64]:
+def _hubs(topology: Topology, place: Floats) -> Floats:
     """Position of each switch, (num_switches, 2): the centre of its ranks, or beside it if taken."""
-    hubs: list[NDArray[np.float64]] = []
+    hubs: list[Floats] = []
     for switch in topology.switches:
         middle = place[list(switch.ranks)].mean(axis=0)
         taken = sum(bool(np.linalg.norm(hub - middle) < 0.45) for hub in hubs)
@@ -323,13 +323,13 @@ def _hubs(topology: Topology, place: NDArray[np.float64]) -> NDArray[np.float64]
     return np.array(hubs).reshape(-1, 2)
 
 
-def _circle(count: int, *, turn: float = 0.0) -> NDArray[np.float64]:
+def _circle(count: int, *, turn: float = 0.0) -> Floats:
     """Positions on the unit circle, (count, 2), clockwise from the top, rotated by `turn` radians."""
     angles = math.pi / 2 - turn - 2 * math.pi * np.arange(count) / max(1, count)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-def _digits(topology: Topology) -> NDArray[np.int64] | None:
+def _digits(topology: Topology) -> Ints | None:
     """Coordinates of ranks, (axes, num_ranks), in a mesh, torus or hypercube; None for other topologies."""
     if topology.machine not in ("mesh", "torus", "hypercube"):
         return None
@@ -339,7 +339,7 @@ def _digits(topology: Topology) -> NDArray[np.int64] | None:
         return None
 
 
-def _by_links(topology: Topology) -> NDArray[np.float64]:
+def _by_links(topology: Topology) -> Floats:
     """Positions of ranks, (num_ranks, 2), with linked ranks near each other (Kamada and Kawai 1989).
 
     Ranks go on a circle if they are few, many, densely linked, or not connected.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taccl._internal.arguments import AtLeastTwo, Bytes, Natural, checked, checked_as
+from taccl._internal.arrays import Flags, Floats, Ints
 from taccl._internal.caching import cached
 from taccl._internal.units import format_count, format_size
 from taccl.errors import CollectiveError, InputError
@@ -168,7 +169,7 @@ def is_skew(word: str) -> bool:
     return word.startswith(("zipf:", "hot:"))
 
 
-def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
+def _chunks_of_pairs(counts: Ints) -> tuple[Chunk, ...]:
     """Chunks of all pairs of ranks, row by row; `counts` is the matrix of the number of chunks per pair."""
     alone = [(rank,) for rank in range(len(counts))]
     pairs = zip(
@@ -179,12 +180,12 @@ def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
     )
 
 
-def _busiest_bytes(table: NDArray[np.int64]) -> int:
+def _busiest_bytes(table: Ints) -> int:
     """Max bytes that a rank sends or receives."""
     return int(max(table.sum(axis=0).max(initial=0), table.sum(axis=1).max(initial=0)))
 
 
-def usual_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
+def usual_chunk_bytes(topology: Topology, table: Ints) -> int:
     """Bytes of a chunk: small enough for chunks to be pipelined, large enough to hide latencies."""
     links = {(link.alpha_us, link.beta_us_per_mb) for link in topology.links}
     most = max(_bytes_in_alpha(links), _least_bytes(topology), _busiest_bytes(table) // _CHUNKS_OF_A_RANK)
@@ -194,7 +195,7 @@ def usual_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
     return most
 
 
-def default_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
+def default_chunk_bytes(topology: Topology, table: Ints) -> int:
     """Default bytes of a chunk: the usual ones, or fewer if few pairs have data.
 
     Data of few pairs follow several paths over other ranks, with few chunks on each. Then a path is idle for
@@ -218,7 +219,7 @@ def _bytes_in_alpha(costs: Iterable[tuple[Fraction, Fraction]]) -> int:
     return min((int(alpha / beta * 10**6) for alpha, beta in costs if beta), default=1)
 
 
-def _pipelined_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
+def _pipelined_bytes(topology: Topology, table: Ints) -> int:
     """Chunk size in bytes for the shortest pipeline over three hops.
 
     Let T be the lower bound of `Borders`, and b the time of a byte on the slowest link. Let h be the largest
@@ -265,7 +266,7 @@ class Borders:
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 
-    def least_us(self, table: NDArray[np.int64]) -> float:
+    def least_us(self, table: Ints) -> float:
         """Lower bound in us on the time of an all-to-all exchange; `table` has the bytes per rank pair."""
         within = (self.inside @ table * self.inside).sum(axis=1)
         crossing = self.inside @ table.sum(axis=1) - within, self.inside @ table.sum(axis=0) - within
@@ -275,7 +276,7 @@ class Borders:
         )
 
 
-def _rate_across(crosses: NDArray[np.bool_], holds: HoldColumns, rates: NDArray[np.float64]) -> float:
+def _rate_across(crosses: Flags, holds: HoldColumns, rates: Floats) -> float:
     """Upper bound in bytes per us on the joint rate of the links in `crosses`, each limited by one resource.
 
     Links are assigned to resources greedily: a resource that more links use comes first. Infinite without

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taccl._internal.arguments import Count, checked
+from taccl._internal.arrays import Ints
 from taccl._internal.named_tables import ENDS, Row, cells_of, is_nothing, square_of
 from taccl._internal.names import quoted, shown
 from taccl._internal.reading import read_bytes, read_text
@@ -38,7 +39,7 @@ BYTES_HEAD = re.compile(r"(?:(?:size|num)[ _]?(?:in )?)?\(?bytes\)?|size", re.IG
 _RANK = re.compile(r"(?:rank|gpu|r|p)?[ _-]?(\d{1,9})", re.ASCII | re.IGNORECASE)
 
 
-def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int64]:
+def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> Ints:
     """Check a matrix of bytes per pair of ranks; return it as int64 with 0 on the diagonal.
 
     Entries may be whole numbers of any type, or texts such as ``"64KB"``. Rows and columns of a data frame
@@ -169,7 +170,7 @@ def _unit_bytes(said: Sequence[str], where: str) -> int:
     return parse_size(f"1{units.pop()}") if units else 1
 
 
-def _of_pairs(rows: Sequence[Row], num_ranks: int, where: str) -> NDArray[np.int64]:
+def _of_pairs(rows: Sequence[Row], num_ranks: int, where: str) -> Ints:
     """Matrix of a list of pairs: rows (source, destination, bytes) below a header."""
     (_, head), *body = rows
     if len(head) != 3 or not BYTES_HEAD.fullmatch(head[2]):
@@ -198,7 +199,7 @@ def _of_pairs(rows: Sequence[Row], num_ranks: int, where: str) -> NDArray[np.int
     return made
 
 
-def _of_numpy(content: bytes, where: str) -> NDArray[np.int64]:
+def _of_numpy(content: bytes, where: str) -> Ints:
     try:
         found = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError) as error:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import ranges
+from taccl._internal.arrays import Flags, Floats, Ints, ranges
 from taccl._internal.caching import ALIKE, REVERSED_FROM, cached
 from taccl._internal.units import BYTES_PER_MB, format_size
 from taccl.errors import NumericsWarning, TopologyError, warn
@@ -37,11 +37,11 @@ class Costs:
     """
 
     ticks_per_us: int
-    link_alpha: NDArray[np.int64]
-    link_beta: NDArray[np.int64]
-    hold_alpha: NDArray[np.int64]
-    hold_beta: NDArray[np.int64]
-    chunk_units: NDArray[np.int64]
+    link_alpha: Ints
+    link_beta: Ints
+    hold_alpha: Ints
+    hold_beta: Ints
+    chunk_units: Ints
 
     def duration(self, link: int, units: int) -> int:
         """Duration in ticks of a send of `units` over `link`."""
@@ -61,13 +61,13 @@ class HoldColumns:
       with the send.
     """
 
-    link: NDArray[np.int64]
-    resource: NDArray[np.int64]
-    receives: NDArray[np.bool_]
-    _by_link: NDArray[np.int64]
-    _first: NDArray[np.int64]
+    link: Ints
+    resource: Ints
+    receives: Flags
+    _by_link: Ints
+    _first: Ints
 
-    def of_sends(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def of_sends(self, link: Ints) -> tuple[Ints, Ints]:
         """Two arrays, index of the send and index of the hold, for all holds of sends over given links."""
         send, row = ranges(self._first[link], self._first[link + 1])
         return send, self._by_link[row]
@@ -90,7 +90,7 @@ def hold_columns(topology: Topology) -> HoldColumns:
 
 
 @cached
-def hold_costs_us(topology: Topology) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def hold_costs_us(topology: Topology) -> tuple[Floats, Floats]:
     """Latency in us, and time in us per MB, of every hold, as floating-point numbers; cached."""
     if (other := topology.cache.get(REVERSED_FROM)) is not None:
         return hold_costs_us(other)
@@ -111,7 +111,7 @@ def _floats(costs: Iterable[Fraction]) -> Iterator[float]:
 
 
 @cached
-def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def link_ends(topology: Topology) -> tuple[Ints, Ints]:
     """Arrays with the first source and the first destination of every link; cached with the topology."""
     if (other := topology.cache.get(REVERSED_FROM)) is not None:
         src, dst = link_ends(other)
@@ -151,7 +151,7 @@ def read_columns(topology: Topology) -> None:
 
 
 @cached
-def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
+def cost_columns(topology: Topology) -> list[tuple[list[Fraction], Ints]]:
     """Distinct alphas and betas of a topology's links and holds, and the index of the value of each.
 
     There are four pairs (distinct values, index of the value of each link or hold): alpha and beta of links,
@@ -229,7 +229,7 @@ def _warn_of_rounding(topology: Topology, ticks_per_us: int, most: Fraction) -> 
     warn(text, NumericsWarning)
 
 
-def _read_only(values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def _read_only(values: Sequence[int] | Ints) -> Ints:
     return _frozen(np.array(values, dtype=np.int64))
 
 

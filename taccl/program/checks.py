@@ -26,9 +26,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from taccl._internal.arrays import Flags, Ints
 from taccl._internal.names import shown
 from taccl.errors import InputError
-from taccl.program.columns import Flags, Ints, StepColumns, columns_of
+from taccl.program.columns import StepColumns, columns_of
 from taccl.program.layout import RankLayout
 from taccl.program.program import (
     BUFFERS,

@@ -7,13 +7,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from taccl._internal.arrays import Flags, Ints
 from taccl._internal.caching import cached
 from taccl.program.program import BUFFERS, OPERATIONS, Block, Program, Queue, Slot, Step, StepAddress
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 #: Numbers of buffers and operations; -1 stands for no slot, and for an unknown operation.
 _BUFFER_NUMBERS = {name: number for number, name in enumerate(BUFFERS)}

@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from taccl._internal.arrays import Ints
 from taccl.problem.collective import Collective
-from taccl.program.columns import Ints, Slots, StepColumns
+from taccl.program.columns import Slots, StepColumns
 from taccl.program.layout import RankLayout, contributions
 from taccl.program.program import BUFFERS, OPERATIONS, Program, Slot
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.arguments import Count, checked
+from taccl._internal.arrays import Flags, Floats, Ints
 from taccl._internal.names import shown as as_shown
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
@@ -39,16 +40,16 @@ class Bars:
     rows: tuple[str, ...]
     number: tuple[int, ...]
     num_rows: int
-    row: NDArray[np.int64]
-    lane: NDArray[np.int64]
-    num_lanes: NDArray[np.int64]
-    start_us: NDArray[np.float64]
-    end_us: NDArray[np.float64]
-    send: NDArray[np.int64]
-    chunk: NDArray[np.int64]
-    origin: NDArray[np.int64]
-    link: NDArray[np.int64]
-    reduce: NDArray[np.bool_]
+    row: Ints
+    lane: Ints
+    num_lanes: Ints
+    start_us: Floats
+    end_us: Floats
+    send: Ints
+    chunk: Ints
+    origin: Ints
+    link: Ints
+    reduce: Flags
     num_hidden: int
 
 
@@ -80,14 +81,14 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bar
     )  # fmt: skip
 
 
-def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
+def busy_shares(schedule: Schedule) -> Floats:
     """(num_resources,) share of the schedule's duration during which each resource is busy."""
     check_indices(schedule.problem, schedule.chunk, schedule.link)
     row, start, end, _, names = _rows(schedule.problem, "resource", _sends(schedule))
     finish = schedule.finish_ticks
     if not finish:
         return np.zeros(len(names))
-    shares: NDArray[np.float64] = np.bincount(row, weights=end - start, minlength=len(names)) / finish
+    shares: Floats = np.bincount(row, weights=end - start, minlength=len(names)) / finish
     return shares
 
 
@@ -139,7 +140,7 @@ def _rows(
     return columns.resource[hold], start, start + lasts, index, names
 
 
-def _lanes(row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+def _lanes(row: Ints, start: Ints, end: Ints) -> Ints:
     """Lane of each bar: the first one that is free at its start. Bars must be sorted by row, then start."""
     lanes = np.zeros(len(row), dtype=np.int64)
     free: list[int] = []

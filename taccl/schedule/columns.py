@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taccl._internal.arrays import Flags, Ints
 from taccl._internal.names import first_of
 from taccl.errors import InputError
 
@@ -36,7 +37,7 @@ class Kept(NamedTuple):
     start: NDArray[Any]
     end: NDArray[Any] | None
     group: NDArray[Any] | None
-    reduce: NDArray[np.bool_] | int | None
+    reduce: Flags | int | None
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -78,7 +79,7 @@ class Column(Generic[T]):
         return found
 
 
-def adds(kept: Kept, rows: slice) -> NDArray[np.bool_]:
+def adds(kept: Kept, rows: slice) -> Flags:
     """(num_rows,) True for each transfer in `rows` that is added to its destination's content."""
     begin, end, _ = rows.indices(len(kept.chunk))
     if isinstance(kept.reduce, np.ndarray):
@@ -88,18 +89,18 @@ def adds(kept: Kept, rows: slice) -> NDArray[np.bool_]:
     return np.arange(begin, end) < kept.reduce
 
 
-def ends(schedule: Schedule) -> NDArray[np.int64]:
+def ends(schedule: Schedule) -> Ints:
     """End of each transfer in ticks: its start plus the link's time for its chunk alone."""
     return np.concatenate([np.zeros(0, np.int64), *(end for *_, end in schedule.blocks())])
 
 
-def merged_ends(schedule: Schedule) -> NDArray[np.int64]:
+def merged_ends(schedule: Schedule) -> Ints:
     """End of each transfer in ticks: its start plus the link's time for all chunks of its send."""
     kept, costs = schedule.kept, schedule.problem.costs
     own, units = ends(schedule), costs.chunk_units[kept.chunk]
     _, send = np.unique(schedule.group, return_inverse=True)
     of_send = np.bincount(send, weights=units).astype(np.int64)[send]
-    merged: NDArray[np.int64] = own + (of_send - units) * costs.link_beta[kept.link]
+    merged: Ints = own + (of_send - units) * costs.link_beta[kept.link]
     return merged
 
 

@@ -96,9 +96,9 @@ class Precedence:
         chunk: NDArray[np.integer],
         link: NDArray[np.integer],
         group: NDArray[np.integer],
-        reduce: NDArray[np.bool_],
-        start: NDArray[np.int64],
-        end: NDArray[np.int64] | None = None,
+        reduce: Flags,
+        start: Ints,
+        end: Ints | None = None,
         places: bool = False,
         impose: bool = False,
         contributions: Sequence[Collection[int]] | None = None,
@@ -220,16 +220,14 @@ class Precedence:
             cause = resource[before]
             self._add(send[before], send[after], cause, until[before], lead=begin[after], tile=tile)
 
-    def _held(self) -> tuple[NDArray[np.int64], ...]:
+    def _held(self) -> tuple[Ints, ...]:
         """(resource, send, begin, until) columns of all holds, sorted by resource and by the given times."""
         columns = hold_columns(self.problem.topology)
         start, end, duration = self._starts, self._ends, self._durations
         send, hold = columns.of_sends(np.array(self.link, dtype=np.int64))
         resource, receives = columns.resource[hold], columns.receives[hold]
 
-        def span(
-            problem: Problem, units: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
-        ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        def span(problem: Problem, units: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
             held = problem.costs.hold_alpha[hold] + units[send] * problem.costs.hold_beta[hold]
             return np.where(receives, end[send] - held, start[send]), np.where(
                 receives, end[send], start[send] + held

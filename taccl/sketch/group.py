@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import Ints
 from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER, Deadline
 from taccl._internal.graph_algorithms import smallest_of_orbits
@@ -52,9 +53,9 @@ class Fixing(NamedTuple):
       the smallest link of the orbit under the whole group into the orbit under the fixing symmetries.
     """
 
-    ranks: NDArray[np.int64]
-    links: NDArray[np.int64]
-    turned: NDArray[np.int64]
+    ranks: Ints
+    links: Ints
+    turned: Ints
 
 
 @dataclass(frozen=True)
@@ -68,29 +69,29 @@ class Symmetries:
     generators: tuple[Automorphism, ...] = ()
 
     @cached_property
-    def ranks(self) -> NDArray[np.int64]:
+    def ranks(self) -> Ints:
         """(num_ranks,) smallest rank in the orbit of each rank."""
         return self._orbits("ranks", self.problem.topology.num_ranks)
 
     @cached_property
-    def links(self) -> NDArray[np.int64]:
+    def links(self) -> Ints:
         """(num_links,) smallest link index in the orbit of each link."""
         return self._orbits("links", len(self.problem.topology.links))
 
     @cached_property
-    def resources(self) -> NDArray[np.int64]:
+    def resources(self) -> Ints:
         """(num_resources,) smallest resource index in the orbit of each resource."""
         return self._orbits("resources", len(self.problem.topology.resources))
 
     @cached_property
-    def chunks(self) -> NDArray[np.int64]:
+    def chunks(self) -> Ints:
         """(num_chunks,) smallest chunk in the orbit of each chunk."""
         return self._orbits("chunks", self.problem.collective.num_chunks)
 
-    def _orbits(self, what: str, size: int) -> NDArray[np.int64]:
+    def _orbits(self, what: str, size: int) -> Ints:
         return smallest_of_orbits([getattr(g, what) for g in self.generators], size)
 
-    def sets(self, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
+    def sets(self, sets: Sequence[frozenset[int]]) -> Ints:
         """(num_sets,) smallest index in each set's orbit, for disjoint sets of ranks.
 
         The symmetries must map these sets to one another.
@@ -244,7 +245,7 @@ def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
 
 def _found(problem: Problem, deadline: Deadline) -> Iterator[Automorphism]:
     """Yield generators: the first symmetry found, then each symmetry that merges further orbits of links."""
-    merged: NDArray[np.int64] = np.arange(len(problem.topology.links))
+    merged: Ints = np.arange(len(problem.topology.links))
     num_ranks = problem.topology.num_ranks
     offsets: dict[int, list[int]] = defaultdict(list)  # {block size: offsets found}
     shifts = ((offset_permutation(num_ranks, *each), *each) for each in block_shifts(num_ranks))

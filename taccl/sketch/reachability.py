@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from taccl._internal.arrays import Flags, Ints
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import strong_components
 from taccl.errors import InputError, SketchError, TopologyError
@@ -210,7 +210,7 @@ def _joins_everything(problem: Problem) -> bool:
     joining = [e for e in wide_links(topology) if len(topology.links[e].srcs) > 1]
     if problem.clauses.said("chunk", "path"):
         return False
-    parts: dict[int, NDArray[np.int64]] = {}
+    parts: dict[int, Ints] = {}
     for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True):
         if not chunks:
             continue
@@ -227,7 +227,7 @@ def _joins_everything(problem: Problem) -> bool:
     return True
 
 
-def _joins_all_ranks(topology: Topology, is_open: NDArray[np.bool_]) -> bool:
+def _joins_all_ranks(topology: Topology, is_open: Flags) -> bool:
     """True if a few hops lead from rank 0 to every rank and back: a check that does not load SciPy."""
     return all(
         len(hops_from(topology, (0,), is_open, reducing=back, limit=_FEW_HOPS)) == topology.num_ranks
@@ -235,7 +235,7 @@ def _joins_all_ranks(topology: Topology, is_open: NDArray[np.bool_]) -> bool:
     )
 
 
-def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.int64]:
+def _parts_joined(topology: Topology, links: Ints) -> Ints:
     """Strongly connected component of every rank, over links with one source."""
     src, dst = (each[links] for each in link_ends(topology))
     further = np.intersect1d(links, wide_links(topology)).astype(int).tolist()
@@ -247,7 +247,7 @@ def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.in
 def hops_from(
     topology: Topology,
     starts: Iterable[int],
-    is_open: NDArray[np.bool_] | Callable[[int], bool],
+    is_open: Flags | Callable[[int], bool],
     *,
     reducing: bool = False,
     limit: int | None = None,

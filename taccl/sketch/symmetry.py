@@ -13,8 +13,8 @@ from functools import cache, cached_property
 from itertools import pairwise, repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
+from taccl._internal.arrays import Ints
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import smallest_of_orbits
 from taccl.errors import SketchError
@@ -249,15 +249,13 @@ class _Keys:
         self.has_distinct_ends = self.has_single_ends and bool((np.diff(self.sorted) > 0).all())
         self.alike = _indices_by_name(self.held_by(np.arange(len(ends))))
 
-    def ends(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ends(self, ranks: Ints) -> Ints:
         """(num_links,) integer key of each link: its cost and the images of its source and destination."""
         (src, dst), count = link_ends(self._topology), self._topology.num_ranks
-        codes: NDArray[np.int64] = (np.array(self.of_link, np.int64) * count + ranks[src]) * count + ranks[
-            dst
-        ]
+        codes: Ints = (np.array(self.of_link, np.int64) * count + ranks[src]) * count + ranks[dst]
         return codes
 
-    def held_by(self, links: NDArray[np.int64]) -> list[bytes]:
+    def held_by(self, links: Ints) -> list[bytes]:
         """Key of each resource: the images of the links that occupy it, and their costs on it."""
         resource = self._columns.resource
         code = links[self._columns.link] * (self._of_hold.max(initial=0) + 1) + self._of_hold

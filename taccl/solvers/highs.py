@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taccl._internal.arrays import Floats
 from taccl.solvers.child import Control
 from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
@@ -127,9 +128,6 @@ def _read(highs: Any, run_status: Any, *, is_mip: bool) -> dict[str, Any]:
         "message": messages.get(status, ""),
         "nodes": int(info.mip_node_count) if is_mip else 0,
     }
-
-
-Floats = NDArray[np.float64]
 
 
 class Solution(NamedTuple):

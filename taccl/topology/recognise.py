@@ -12,10 +12,10 @@ from math import log2
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import checked_as
+from taccl._internal.arrays import Floats, Ints
 from taccl._internal.caching import cached
 from taccl.errors import TopologyError
 from taccl.topology.named import NamedFabric
@@ -78,7 +78,7 @@ def _found(topology: Topology) -> Dimensions | TopologyError:
 
 
 @cached
-def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]:
+def links_along(topology: Topology, dims: Dimensions) -> list[Ints]:
     """Links along each dimension: one (num_ranks, size) array per dimension, -1 if there is no link.
 
     The entry (rank, digit) is the link from the rank to the rank with this digit in the dimension.
@@ -245,7 +245,7 @@ _FEWEST_DEALS, _CLEARLY = 3, 20.0
 _FEW, _NOISES = 8, 2.0
 
 
-def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+def levels(distance: Floats) -> list[Ints]:
     """Cluster index of every host, one array per level, innermost first; empty if no clusters are found.
 
     Hosts are joined by hierarchical clustering with average linkage. A level ends where the distance of the
@@ -276,7 +276,7 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     return found
 
 
-def common_levels(clusters: Sequence[Sequence[int] | NDArray[np.int64]], num_hosts: int) -> NDArray[np.int64]:
+def common_levels(clusters: Sequence[Sequence[int] | Ints], num_hosts: int) -> Ints:
     """Number of levels at which two hosts are in one cluster, as a matrix over all pairs of hosts.
 
     - `clusters`: Cluster of every host at each level.
@@ -287,13 +287,13 @@ def common_levels(clusters: Sequence[Sequence[int] | NDArray[np.int64]], num_hos
     return found
 
 
-def asymmetry(matrix: NDArray[np.float64]) -> float:
+def asymmetry(matrix: Floats) -> float:
     """Median over all pairs of the difference between the two directions, relative to their mean."""
     differ = 2 * abs(matrix - matrix.T) / (matrix + matrix.T)
     return float(np.nanmedian(differ[~np.eye(len(matrix), dtype=bool)]))
 
 
-def _are_by_chance(distance: NDArray[np.float64]) -> bool:
+def _are_by_chance(distance: Floats) -> bool:
     """True if a permutation test of the cophenetic correlation finds no clusters.
 
     With average linkage, the height of a merge is the mean distance between the hosts that it joins. The
@@ -308,7 +308,7 @@ def _are_by_chance(distance: NDArray[np.float64]) -> bool:
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
-    def squares(pairs: NDArray[np.float64]) -> float:
+    def squares(pairs: Floats) -> float:
         return _squares(linkage(pairs, "average"))
 
     count, rng = len(distance), np.random.default_rng(0)
@@ -323,14 +323,14 @@ def _are_by_chance(distance: NDArray[np.float64]) -> bool:
     return sum(each >= found for each in dealt) > _BY_CHANCE * deals
 
 
-def _squares(merges: NDArray[np.float64]) -> float:
+def _squares(merges: Floats) -> float:
     """Sum of squares of the cophenetic distances of all pairs; `merges` is a result of SciPy's `linkage`."""
     sizes = np.concatenate((np.ones(len(merges) + 1), merges[:, 3]))
     joined = sizes[merges[:, :2].astype(np.int64)].prod(axis=1)
     return float(joined @ merges[:, 2] ** 2)
 
 
-def nested_order(distance: NDArray[np.float64]) -> list[int]:
+def nested_order(distance: Floats) -> list[int]:
     """Order of hosts that keeps near hosts adjacent; of two merged clusters, the larger comes first."""
     count = len(distance)
     if count < 2:
@@ -350,7 +350,7 @@ def nested_order(distance: NDArray[np.float64]) -> list[int]:
     return order
 
 
-def _average_linkage(distance: NDArray[np.float64]) -> list[tuple[int, int]]:
+def _average_linkage(distance: Floats) -> list[tuple[int, int]]:
     """The two clusters of each merge by average linkage, in ascending order of their distance.
 
     Cluster i below the number n of hosts is host i; cluster n + k is the result of merge k. The merges are
@@ -386,7 +386,7 @@ def _average_linkage(distance: NDArray[np.float64]) -> list[tuple[int, int]]:
     return found
 
 
-def completed(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+def completed(distance: Floats) -> Floats:
     """Estimate missing distances (nan) by minimax paths, whose largest step is as small as possible.
 
     Distances that all hosts of a cluster share thus follow from a sample of pairs.
@@ -406,12 +406,12 @@ def completed(distance: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(unknown, over, distance)
 
 
-def _merges(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+def _merges(distance: Floats) -> Floats:
     require_address_space()
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
     even = (distance + distance.T) / 2
     np.fill_diagonal(even, 0.0)
-    merges: NDArray[np.float64] = linkage(squareform(even, checks=False), "average")
+    merges: Floats = linkage(squareform(even, checks=False), "average")
     return merges

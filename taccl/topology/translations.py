@@ -20,9 +20,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.address_space import require_address_space
+from taccl._internal.arrays import Ints
 from taccl.errors import TopologyError
 from taccl.topology.links import OTHER_SIDE, Side
 from taccl.topology.named import NamedFabric
@@ -46,19 +46,19 @@ class CyclicProduct:
         """Number of translations."""
         return math.prod(self.moduli)
 
-    def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
+    def translate(self, element: Any, place: Any) -> Ints:
         """Images of places under group elements; both are integers or arrays that broadcast."""
         return self._added(place, element, 1)
 
-    def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
+    def taking(self, src: Any, dst: Any) -> Ints:
         """Group element that takes each source place to its destination; numbers or arrays that broadcast."""
         return self._added(dst, src, -1)
 
-    def _added(self, first: Any, second: Any, sign: int) -> NDArray[np.int64]:
+    def _added(self, first: Any, second: Any, sign: int) -> Ints:
         first, second = np.asarray(first, dtype=np.int64), np.asarray(second, dtype=np.int64)
         if all(modulus == 2 for modulus in self.moduli):
             return np.asarray(first ^ second)
-        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(first.shape, second.shape), dtype=np.int64)
+        total: Ints = np.zeros(np.broadcast_shapes(first.shape, second.shape), dtype=np.int64)
         stride = self.order
         for modulus in self.moduli:
             stride //= modulus
@@ -110,7 +110,7 @@ class PermutationGroup:
         return len(self.generators[0])
 
     @cached_property
-    def table(self) -> NDArray[np.int64]:
+    def table(self) -> Ints:
         """(order, order) array: row g is the permutation that takes place 0 to g.
 
         The rows are the whole group if ``step[table] == table[step]`` for every generator.
@@ -135,17 +135,17 @@ class PermutationGroup:
         return table
 
     @cached_property
-    def _taking(self) -> NDArray[np.int64]:
+    def _taking(self) -> Ints:
         """(order, order) array: row s, column d is the group element that takes place s to place d."""
         taking = np.empty_like(self.table)
         taking[np.arange(self.order)[None, :], self.table] = np.arange(self.order)[:, None]
         return taking
 
-    def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
+    def translate(self, element: Any, place: Any) -> Ints:
         """Images of places under group elements; both are integers or arrays that broadcast."""
         return np.asarray(self.table[element, place])
 
-    def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
+    def taking(self, src: Any, dst: Any) -> Ints:
         """Group element that takes each source place to its destination; numbers or arrays that broadcast."""
         return np.asarray(self._taking[src, dst])
 
@@ -187,7 +187,7 @@ class Translations:
     host: NamedFabric | Topology
     group: CyclicProduct | PermutationGroup
     classes: tuple[LinkClass, ...]
-    ranks: NDArray[np.int64] | None = None
+    ranks: Ints | None = None
     resource_class: tuple[int, ...] = ()
 
     @property
@@ -195,7 +195,7 @@ class Translations:
         """Number of ranks."""
         return self.host.num_ranks
 
-    def rank_at(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rank_at(self, place: Ints) -> Ints:
         """Ranks at the given places, the positions that translations permute; usually places are ranks."""
         return place if self.ranks is None else np.asarray(self.ranks[place])
 
@@ -249,7 +249,7 @@ def translations_of_fabric(fabric: NamedFabric) -> Translations:
     return Translations(fabric, group, _classes(fabric, steps))
 
 
-def along_ring(fabric: NamedFabric, ranks: Sequence[int] | NDArray[np.int64]) -> Translations:
+def along_ring(fabric: NamedFabric, ranks: Sequence[int] | Ints) -> Translations:
     """Translations of a ring that visits every rank once, over bidirectional links of a fabric."""
     order = np.array(ranks, dtype=np.int64)
     if fabric.num_ranks < 3 or not np.array_equal(np.sort(order), np.arange(fabric.num_ranks)):
