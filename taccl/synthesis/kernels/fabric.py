@@ -61,7 +61,7 @@ class Fabric(NamedTuple):
     hold_alpha: Ints
     hold_beta: Ints
     hold_receives: Bools
-    hold_lead: Ints  # ticks from a send's start to its use of the resource; the minimum over chunk sizes
+    hold_lead: Ints  # ticks from a send's start to its use of the resource; the maximum over chunk sizes
     num_resources: int  # number of resources in the `hold_` rows
     wake_of: Ints  # rows `wake_of[e]:wake_of[e + 1]` of the next two: groups to examine after holds of slot e
     wake_group: Ints
@@ -293,15 +293,17 @@ def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Int
     """
     lead_alpha, lead_beta = alpha[holds.slot] - holds.alpha, beta[holds.slot] - holds.beta
     fewest, most = int(units.min(initial=1)), int(units.max(initial=1))
-    lead = np.minimum(lead_alpha + fewest * lead_beta, lead_alpha + most * lead_beta)
-    lead = np.where(holds.receives, np.maximum(lead, 0), 0)
+    of_fewest, of_most = (
+        np.where(holds.receives, np.maximum(lead_alpha + size * lead_beta, 0), 0) for size in (fewest, most)
+    )
+    lead = np.minimum(of_fewest, of_most)
     leads, number = np.unique(lead, return_inverse=True)  # one combined key sorts much faster than two
     keys, group = np.unique(holds.resource * max(1, len(leads)) + number, return_inverse=True)
     resource, number = np.divmod(keys, max(1, len(leads)))
     groups_of_resource = starts(resource, holds.num_resources)
     hold, wake_group = ranges(groups_of_resource[holds.resource], groups_of_resource[holds.resource + 1])
     return dict(
-        hold_lead=lead,
+        hold_lead=np.maximum(of_fewest, of_most),
         wake_of=starts(holds.slot[hold], len(alpha)),
         wake_group=wake_group,
         wake_hold=hold,

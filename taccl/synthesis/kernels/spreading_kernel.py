@@ -328,7 +328,8 @@ def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int,
 def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
     """True if a send over a link might start now, as none of its shared resources is surely occupied.
 
-    If one is occupied, its release causes the link to be examined again.
+    Of chunks of several sizes, the one that would use the resource last counts. The release of an occupied
+    resource causes the link to be examined again.
     """
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         if now.resource_free[fabric.hold_resource[h]] > time + fabric.hold_lead[h]:

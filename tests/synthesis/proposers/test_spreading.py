@@ -84,6 +84,28 @@ def faults_of_columns(problem, found):
     return faults
 
 
+def test_links_are_looked_at_while_any_chunk_may_start():
+    """If the time from a send's start to its use of a NIC depends on its size, the longest counts for a start.
+
+    The NIC of rank 2 receives 5 MB until 5 us. From 10 us on it receives 1 MB over the slow link, which rank 1
+    has from 1 us on. A chunk of 1 byte over that link would occupy the NIC almost from its start.
+    """
+    builder = TopologyBuilder("two links into a NIC", [0] * 4)
+    nic = builder.add_resource("NIC")
+    for src, dst, beta in ((0, 2, 1), (1, 2, 10), (2, 0, 1), (3, 1, 1)):
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+        if dst == 2:
+            builder.add_hold(link, nic, alpha_us=0, beta_us_per_mb=1, side="receive")
+    chunks = collectives.custom(
+        4, precondition={0: [0], 1: [3], 2: [2]}, postcondition={0: [2], 1: [2], 2: [0]}
+    )
+    problem = problem_of(builder.build(), chunks, chunk_bytes=[5 * MB, MB, 1])
+    fabric, _ = problem_arrays(problem)
+    assert sorted(fabric.hold_lead) == [0, 5 * MB * 9]
+    assert sorted(fabric.group_lead) == [0, 9]
+    assert verified(problem, rules=[Rule("in-turn")]).finish_us == 11
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(some(20, 60)))
 def test_random_problems_verify(seed):
