@@ -351,6 +351,8 @@ class Run:
     def _tree_gb_per_s(self, name: str, total: float, *, model: bool) -> float:
         """GB/s of reduced data through trees: half of what channels carry, as data go both up and down."""
         num, place = self.num_channels, self._place
+        if name == "simple" and not model and self.num_nodes > 1 and not self.costs.pcie:
+            return total / 2  # published logs exceed the maximum of NCCL's model (`tuning.TREE_CHANNEL`)
         limits = {each: rates[place] for each, rates in tuning.TREE_CHANNEL.items()}
         rate = min(total * tuning.TREE_SHARE, num * self._channel_limit(limits, model=model))
         if name == "ll":

@@ -91,7 +91,7 @@ NETWORKS = {
                 "published logs of 2 x 8 H100 (a3-mega), without LL128 and NVLS; buffer of 8 MiB: "
                 "google/nccl-plugin-gpudirect-tcpxo, tcpxo_scripts",
                 only=("ring ll", "tree ll", "ring simple", "tree simple"), step_bytes=1 << 20, simple_us=0),
-        Network("slingshot", 0, 0, 3, 0.9, 0, False,
+        Network("slingshot", 0, 0, 3, 0.86, 0, False,
                 "published logs of 2 x 4 GH200 of two clusters; posts as EFA with RDMA: our choice"),
         Network("efa-host", 6, 0, 4, 0.5, 75, False,
                 f"{_OFI}, and sets protocol simple; hop: published log of 2 x 1 T4 (no GPUDirect RDMA)",

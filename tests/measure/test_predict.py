@@ -512,6 +512,16 @@ def test_chunks_of_nvls_double_at_128_mb_on_b200():
     assert found == pytest.approx(597, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("machine", "ranks", "gb_per_s"), [("dgx-h100", 4, 98.6), ("a3-megagpu-8g", 16, 179.0)]
+)
+def test_large_trees_between_nodes_fill_links_or_nics(machine, ranks, gb_per_s):
+    """Published allreduces of 8 GiB on two nodes exceed the maximum that NCCL's model has for trees."""
+    found = taccl.predict(machine, "allreduce", 8 << 30, ranks=ranks, nodes=2)
+    assert (found.algorithm, found.protocol) == ("tree", "simple")
+    assert (8 << 30) / found.time_us / 1000 == pytest.approx(gb_per_s, rel=0.07)
+
+
 def test_nvls_is_chosen_sooner_by_old_versions():
     """NCCL 2.26 sums 2 MiB by NVLS on four nodes of H100, NCCL 2.28 by trees (NVIDIA/nccl-tests, issue 309)."""
     found = [taccl.predict("dgx-h100", "allreduce", 2 << 20, nodes=4, version=v) for v in ("2.26", "2.28")]
