@@ -127,7 +127,7 @@ PAT_BASE_US, PAT_RANK_US, PAT_HOPS, PAT_SHARE = 8.0, 2.8, 3.5, 0.75
 TREE_LL_SHARE, TREE_LL128_SHARES = 1 / 3.8, (7 / 9, 120 / 128)
 #: Maximum GB/s per channel of a tree, by GPU generation: on one node, on two, and on more.
 #: This is by NCCL's model. Between nodes, trees under simple exceed it by 8 to 19 %: 49 GB/s on 2 x 2 H100
-#: (`TREE_CHANNEL` has 41.4), 45 on a3-mega, and 126 GB/s of reduced data on 2 x 8 A100, where links carry 120.
+#: (41.4 here), 45 on a3-mega, and 126 GB/s of reduced data on 2 x 8 A100, where links carry 120.
 TREE_CHANNEL = {
     "Volta": (26.5, 18.5, 10.0), "Ampere": (24.0, 23.6, 17.8), "Hopper": (38.7, 41.4, 36.0),
     "Blackwell": (70.0, 42.8, 24.0),
