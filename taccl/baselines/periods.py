@@ -10,21 +10,12 @@ B. R. Rau, "Iterative modulo scheduling", Proc. MICRO-27 (1994).
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 #: A hold of a send: (resource, us from the send's start to the hold's start, us of the hold).
 Held = tuple[int, float, float]
 
-#: `_SHUFFLES`: max random orders of sends to try.
-#: `_MOST_SHUFFLED`: max sends in all random orders together.
-_SHUFFLES, _MOST_SHUFFLED = 16, 2000
-#: Steps of the bisection of the period.
-_BISECTIONS = 8
 #: Max difference of two times that count as equal, as a share of the period.
 _ROUNDING = 1e-9
 #: Max ratio of a plan's total time to that of a plan without waits; then no further plans are tried.
@@ -46,9 +37,9 @@ def periodic(
     - `holds`: Holds of each send.
     - `takes`: Duration of each send in us.
     - `before`: Index of the send whose data each send forwards; -1 if there is none.
-    - `orders`: Orders in which sends choose their phases, the one with the shortest waits first; random
-      orders follow. The first feasible order is used. A send takes the first free phase after the arrival of
-      its data. If no order is feasible so, it takes the first free phase of the period.
+    - `orders`: Orders in which sends choose their phases, the one with the shortest waits first. The first
+      feasible order is used. A send takes the first free phase after the arrival of its data. If no order is
+      feasible so, it takes the first free phase of the period.
     - `end_us`: Function (period, phases) that returns the end of the first repetition in us; with None for
       phases, the earliest possible end. If this function is given, longer periods are tried in the first
       order, too, and the plan with the least total time is returned. The total time is the end of the first
@@ -59,10 +50,8 @@ def periodic(
     for each in holds:
         for resource, _, lasts in each:
             busy[resource] += lasts
-    count, listed, nothing = len(holds), list(orders), [-1] * len(holds)
-    shuffled, num_shuffled = random.Random(0), min(_SHUFFLES, _MOST_SHUFFLED // max(1, count))
+    listed, nothing = list(orders), [-1] * len(holds)
     tried = [(order, chain) for chain in (before, nothing) for order in listed]
-    tried += [(shuffled.sample(range(count), count), nothing) for _ in range(num_shuffled)]
     busiest, best = max(busy.values(), default=0.0), None
     alone_us, least_us = 0.0 if end_us is None else end_us(0.0, None), float("inf")
     for factor in _PERIODS if busiest else ():
@@ -73,16 +62,13 @@ def periodic(
         phases = next((each for each in found if each is not None), None)
         if phases is None:
             continue
-        plans = [(period, phases)]
-        if best is None:
-            plans.append(_tightened(holds, period, phases, least=busiest))
-            tried = tried[:1]
         if end_us is None:
-            return plans[-1]
-        for plan in plans:
-            total_us = end_us(*plan) + (repeats - 1) * plan[0]
-            if total_us < least_us:
-                least_us, best = total_us, plan
+            return period, phases
+        if best is None:
+            tried = tried[:1]
+        total_us = end_us(period, phases) + (repeats - 1) * period
+        if total_us < least_us:
+            least_us, best = total_us, (period, phases)
     return best
 
 
@@ -137,46 +123,3 @@ def _first_free(taken: list[tuple[float, float]], period: float) -> float | None
         if begin + length > at:
             at = begin + length
     return at if at < period - rounding else None
-
-
-def _tightened(
-    holds: Sequence[Sequence[Held]], period: float, phases: list[float], *, least: float
-) -> tuple[float, list[float]]:
-    """Shorten a period by bisection, with the order on each resource kept; return (period, phases)."""
-    uses: dict[int, list[tuple[float, int, int, float, float]]] = defaultdict(list)
-    for send, each in enumerate(holds):
-        for resource, begin, lasts in each:
-            turn, at = divmod(phases[send] + begin, period)
-            uses[resource].append((at, send, int(turn), begin, lasts))
-    rows = []
-    for found in uses.values():
-        found.sort()
-        for number, (_, send, turn, begin, lasts) in enumerate(found):
-            is_last = number == len(found) - 1
-            _, other, other_turn, other_begin, _ = found[0 if is_last else number + 1]
-            rows.append((send, other, begin + lasts - other_begin, other_turn - turn - is_last))
-    src, dst, gap, turns = (np.array(column) for column in zip(*rows, strict=True))
-    best = np.array(phases)
-    shorter = least
-    for _ in range(_BISECTIONS if period > least else 0):
-        tried = (shorter + period) / 2
-        starts = _longest(len(holds), src, dst, gap + turns * tried)
-        if starts is None:
-            shorter = tried
-        else:
-            period, best = tried, starts
-    return period, (best % period).tolist()
-
-
-def _longest(
-    count: int, src: NDArray[np.int64], dst: NDArray[np.int64], gap: NDArray[np.float64]
-) -> NDArray[np.float64] | None:
-    """Longest paths to all sends (Bellman-Ford); None if a cycle has a positive length."""
-    starts = np.zeros(count)
-    for _ in range(count + 1):
-        later = starts.copy()
-        np.maximum.at(later, dst, starts[src] + gap)
-        if np.allclose(later, starts, rtol=0, atol=1e-9):
-            return starts
-        starts = later
-    return None
