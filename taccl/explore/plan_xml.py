@@ -94,48 +94,38 @@ def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
     root = root_of(plan)
     if root is not None:
         lines.append(f"# Careful: {unseen_root(plan.collective, root)}.")
-    folder = 'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"'
-    return "\n".join([*lines, *_SETTINGS[runtime.name](folder, files[: runtime.max_files]), ""])
+    paths = ":".join(f"$TACCL_PLAN/{name}" for name in files[: runtime.max_files])
+    settings = (each.replace("PATHS", paths) for each in _SETTINGS[runtime.name])
+    return "\n".join([*lines, *settings, ""])
 
 
-def _msccl(folder: str, files: Sequence[str]) -> list[str]:
-    paths = ":".join(f"$TACCL_PLAN/{name}" for name in files)
-    return [
-        "# For microsoft/msccl (NCCL 2.12.12).",
-        folder,
-        f'export MSCCL_XML_FILES="{paths}"',
-        "export NCCL_ALGO=MSCCL,RING,TREE",
-    ]
-
-
-_OWN_FOLDER = [
+_FOLDER = 'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"'
+_OWN_FOLDER = (
+    _FOLDER,
     "# The library loads all files of this folder instead of its own algorithms: keep",
     "# no other files in it.",
-]
-
-
-def _executor(folder: str, _: Sequence[str]) -> list[str]:
-    return [
+    f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',
+)
+#: {runtime: lines of the script that make it load the XML files, whose paths replace ``PATHS``}.
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "msccl": (
+        "# For microsoft/msccl (NCCL 2.12.12).",
+        _FOLDER,
+        'export MSCCL_XML_FILES="PATHS"',
+        "export NCCL_ALGO=MSCCL,RING,TREE",
+    ),
+    "msccl-executor": (
         "# For Azure/msccl-executor-nccl (NCCL 2.23.4), built with at least 64 steps per threadblock.",
-        folder,
         *_OWN_FOLDER,
-        f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',
         "export NCCL_MSCCL_ENABLE=1",
-    ]
-
-
-def _rccl(folder: str, _: Sequence[str]) -> list[str]:
-    return [
+    ),
+    "rccl": (
         "# For RCCL 2.21.5 (ROCm 6.3) to 2.27.7 (ROCm 7.2); 2.28.3 (ROCm 7.13) no longer has MSCCL.",
-        folder,
         *_OWN_FOLDER,
-        f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',
         "export RCCL_MSCCL_ENABLE=1",
         "# On by default only for servers known to RCCL, such as eight MI300X in one.",
         "export RCCL_MSCCL_FORCE_ENABLE=1",
         "# In graphs, RCCL's MSCCL++ kernels would otherwise serve allreduce and allgather up to 1 MiB.",
         "export RCCL_MSCCLPP_ENABLE=0",
-    ]
-
-
-_SETTINGS = {"msccl": _msccl, "msccl-executor": _executor, "rccl": _rccl}
+    ),
+}
