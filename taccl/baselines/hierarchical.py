@@ -14,7 +14,7 @@ from taccl._internal.units import parse_size
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
-from taccl.baselines.rails import SHAPES, best_cut, by_rails, likely_forms
+from taccl.baselines.rails import MOST_RAILED, SHAPES, best_cut, by_rails, likely_forms
 from taccl.baselines.ring import around, find_rings, on_rings
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
@@ -53,9 +53,8 @@ if TYPE_CHECKING:
 
 #: `_chunk_by_chunk` keeps finer chunks if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
-#: `_MOST_RAILED`: max transfers of a schedule by `by_rails` in finer chunks (0.4 s to build and verify).
-#: `_MOST_LISTED`: max chunks times ranks for list scheduling of each form (0.04 s).
-_MOST_RAILED, _MOST_LISTED = 100_000, 4_000
+#: Max chunks times ranks for list scheduling of each form (0.04 s).
+_MOST_LISTED = 4_000
 #: Max number of dimensions for which all their orders are tried.
 _MOST_ENUMERATED = 5
 #: Exponent of the norm of the dimensions' loads that is minimised; 4, 8, 16 and infinity were compared.
@@ -248,7 +247,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
     parts, likely = 2, 1
     if has_rails and reach_all and cut:
         opened = merging(problem) if may_merge(problem) else problem
-        copies, most = reduce_phase(opened) if problem.collective.combining else opened, _MOST_RAILED
+        copies, most = reduce_phase(opened) if problem.collective.combining else opened, MOST_RAILED
         likely = best_cut(copies, most_transfers=most)
         parts = max(2, likely // 4)  # estimates are too high where links between nodes share no NIC
     found = cut_while_it_pays(

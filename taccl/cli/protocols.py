@@ -53,7 +53,8 @@ def under_best_protocol(problem: Problem, options: argparse.Namespace) -> Proble
 
     A protocol is rated by the earliest finish of all baselines, re-timed under it. On large problems, or if
     baselines would exceed their share of the time limit, the rating is an estimated finish of the baseline
-    `multiplying`; if that does not apply, a lower bound. Protocols for which there is no time are left out.
+    `multiplying`; if that does not apply, a lower bound. Broadcasts and reductions on several nodes are rated
+    by an estimated finish of the baseline `hierarchical`. Protocols for which there is no time are left out.
     Without time for a second one, the topology's own protocol is used.
     """
     protocols, size, taken = problem.topology.protocols, problem.size_bytes, problem.topology.protocol
@@ -105,7 +106,7 @@ class _Ratings:
         """Rate the protocols, in the way that suits the problem and the time."""
         # Estimates predict finishes better than bounds do, and take a tenth of the time.
         ways = self._by_schedules, self._by_estimates
-        for rate in ways if self._is_tried else reversed(ways):
+        for rate in (self._over_nodes, *(ways if self._is_tried else reversed(ways))):
             if len(self.promised_us) < 2:
                 with suppress(CollectiveError, OutOfTime):
                     rate()
@@ -141,6 +142,25 @@ class _Ratings:
         if least_us is None:
             least_us = float(taccl.lower_bound(self.plain(topology), budget_s=0.1).bound)
         return least_us + float(topology.launch_us)
+
+    def _over_nodes(self) -> None:
+        """Rate protocols by estimates of `hierarchical`, if few ranks copy to, or add up from, several nodes.
+
+        Whole chunks would say little about these, as only finer chunks use all NICs.
+        """
+        if not self._is_even or not self.problem.chunks_open:
+            return
+        from taccl.baselines.rails import estimated_us
+
+        promised_us: dict[str, float] = {}
+        with self._last.enforced():
+            for each in self._topology.protocols:
+                topology = self._topology.under(each)
+                time_us = estimated_us(replace(self.plain(topology), chunks_open=True))
+                if time_us == math.inf:
+                    return
+                promised_us[each] = time_us + float(topology.launch_us)
+        self.by, self.promised_us = "by an estimate of the baseline hierarchical", promised_us
 
     def _by_estimates(self) -> None:
         """Rate those protocols for which there is time by an estimated finish, the topology's own first."""

@@ -9,7 +9,7 @@ import pytest
 
 import taccl
 from taccl.baselines import hierarchical, spread
-from taccl.baselines.rails import _over_stars, _plan, best_cut, by_rails
+from taccl.baselines.rails import _over_stars, _plan, best_cut, by_rails, estimated_us
 from taccl.baselines.spread import merging, run
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
@@ -162,6 +162,15 @@ def test_more_bytes_are_cut_into_more_parts():
     parts = [best_cut(problem, most_transfers=31 * 512) for problem in problems]
     assert parts == sorted(set(parts))
     assert parts[0] <= 2 and parts[-1] == 512
+
+
+@pytest.mark.parametrize(("collective", "protocol"), [("broadcast", "ll"), ("reduce", "simple")])
+def test_the_finish_of_a_broadcast_is_estimated(collective, protocol):
+    """The estimated finish of data of one rank is at most 8 % late; other collectives have none."""
+    topology = taccl.topologies.dgx_h100(nodes=4).under(protocol)
+    problem = taccl.make_problem(topology, collective, size_bytes="256KB")
+    assert 0.99 < estimated_us(problem) / hierarchical(problem).finish_us < 1.08
+    assert estimated_us(taccl.make_problem(topology, "allgather", size_bytes="256KB")) == np.inf
 
 
 def test_chunks_are_coarse_where_each_message_takes_a_microsecond(unit_costs):
