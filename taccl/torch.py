@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import checked, quoted
 from taccl._internal.units import format_count, format_size
 from taccl.errors import FallbackWarning, InputError, warn
 from taccl.formats.torch.rounds import METHODS
@@ -231,6 +231,8 @@ def shard_with(
     InputError
         If a plan is for another collective, or no module is sharded by an FSDP2 that accepts collectives.
     """
+    if not hasattr(model, "modules"):
+        raise InputError(f"found {quoted(model)}; expected a module of PyTorch", where="model")
     sharded = [each for each in model.modules() if hasattr(each, "set_custom_all_gather")]
     if not sharded:
         said = "found no module that takes collectives; apply fully_shard first, of PyTorch 2.9 or newer"
@@ -247,5 +249,8 @@ def shard_with(
 
 
 def _require(planned: PlannedCollective, collective: str) -> None:
+    if not isinstance(planned, PlannedCollective):
+        said = f"found {quoted(planned)}; expected a plan that taccl.torch.load returns"
+        raise InputError(said, where="plan")
     if planned.collective != collective or has_root(planned.collective):
         raise InputError(f"found a plan of {planned.collective}; expected one of {collective}", where="plan")

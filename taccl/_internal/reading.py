@@ -7,6 +7,7 @@ wrong kind names that kind (`reads`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import re
 import stat
 import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
@@ -52,6 +53,19 @@ _LOGGED_LINE = re.compile(
     rf"(?P<field>{_STRING})(?:[^\S\n]*,[^\S\n]*\"[^\n]*)?)[\s,}}\]]*"
 )
 _AROUND_LINES = re.compile(r"[^\"=\n]*=>\s*\{\s*|\s*\"?(?:msg|stdout_lines|output)\"?:\s*\[?\s*|[\s\]},]*")
+
+
+@contextlib.contextmanager
+def plain_values(where: str) -> Iterator[None]:
+    """Context that builds an object of plain values; `FormatError` if one is missing or of another kind."""
+    try:
+        yield
+    except InputError:
+        raise
+    except KeyError as error:
+        raise FormatError(f"found no field {error}; it is required", where=where) from None
+    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+        raise FormatError(f"found a field that is not of its kind: {error}", where=where) from None
 
 
 def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> bytes:

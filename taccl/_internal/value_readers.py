@@ -64,6 +64,8 @@ def _whole(number: Any) -> int | None:
     try:
         return int(operator.index(number))
     except TypeError:
+        if isinstance(number, numbers.Rational):
+            return int(number.numerator) if number.denominator == 1 else None
         is_real = isinstance(number, (numbers.Real, Decimal))
         whole = is_real and math.isfinite(number) and not number % 1
         return int(number) if whole else None
@@ -78,9 +80,14 @@ def _count(at_least: int) -> Reader:
 
 
 def _finite(value: Any, where: str) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    try:
+        number = float(value) if is_real else math.nan
+    except OverflowError:  # a whole number or a fraction beyond the largest float
+        number = math.inf
+    if not math.isfinite(number):
         raise InputError(f"found {quoted(value)}; expected a finite number", where=where)
-    return float(value)
+    return number
 
 
 def _extended(value: Any, where: str) -> float:

@@ -128,13 +128,8 @@ def _of_ours(data: dict[str, Any], where: str) -> Probe:
         raise FormatError("found no probe; expected what `taccl probe -o` writes", where=where)
     try:
         return Probe.from_dict(data)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        is_missing = isinstance(error, KeyError)
-        wrong = f"without the field {error}" if is_missing else f"with an invalid field ({error})"
-        said = f"found a probe {wrong}; measure again with `taccl probe`"
-        raise FormatError(said, where=where) from None
+    except FormatError as error:
+        raise FormatError(f"{error.message}; measure again with `taccl probe`", where=where) from None
 
 
 def _of_rows(lines: Sequence[str], where: str) -> Probe:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arguments import Count, Size, checked
+from taccl._internal.arguments import Count, Size, checked, quoted
 from taccl._internal.units import format_count, parse_size
 from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
@@ -124,6 +124,8 @@ def probe(
         )
     with joined() as mpi:
         comm = mpi.COMM_WORLD if comm is None else comm
+        if not hasattr(comm, "Dup"):
+            raise InputError(f"found {quoted(comm)}; expected an mpi4py communicator", where="comm")
         if ranks not in (None, comm.size):
             said = f"found {ranks}, but there are {comm.size} MPI ranks; leave it out"
             raise InputError(said, where="ranks")

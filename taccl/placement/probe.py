@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from taccl._internal.arguments import Number, checked
 from taccl._internal.names import shown
+from taccl._internal.reading import plain_values
 from taccl._internal.units import format_count
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
@@ -181,7 +182,7 @@ class Probe:
         where = f"probe.{name}"
         try:
             matrix = np.array(values, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             raise InputError("found rows of different lengths, or no numbers", where=where) from None
         count = self.num_hosts
         if count < 2 or matrix.shape != (count, count):
@@ -215,7 +216,7 @@ class Probe:
         where = f"probe.{name}"
         try:
             passes = np.array(values, dtype=np.float64)  # None becomes nan
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             raise InputError("found passes of different shapes, or no numbers", where=where) from None
         if passes.ndim != 3 or not len(passes) or passes.shape[1:] != (self.num_hosts, self.num_hosts):
             said = f"found {' x '.join(map(str, passes.shape))} entries"
@@ -318,18 +319,20 @@ class Probe:
         }
 
     @classmethod
+    @checked
     def from_dict(cls, data: dict[str, Any]) -> Probe:
         """Probe from the values that `to_dict` returned."""
-        uplinks = tuple((tuple(each["ranks"]), float(each["gb_per_s"])) for each in data["uplinks"])
         known = ("latency_us", "bandwidth_gb_per_s", "sampled", "latency_spread")
-        # Files of earlier versions have no passes.
-        repeats: dict[str, Any] = {name: data.get(name) for name in REPEATS}
-        clusters = data.get("clusters")
-        return cls(
-            data["hosts"], uplinks=uplinks, **{name: data[name] for name in known}, **repeats,
-            clusters=None if clusters is None else tuple(map(tuple, clusters)),
-            assumed=tuple(data.get("assumed", ())),
-        )  # fmt: skip
+        with plain_values("probe"):
+            uplinks = tuple((tuple(each["ranks"]), float(each["gb_per_s"])) for each in data["uplinks"])
+            # Files of earlier versions have no passes.
+            repeats: dict[str, Any] = {name: data.get(name) for name in REPEATS}
+            clusters = data.get("clusters")
+            return cls(
+                data["hosts"], uplinks=uplinks, **{name: data[name] for name in known}, **repeats,
+                clusters=None if clusters is None else tuple(map(tuple, clusters)),
+                assumed=tuple(data.get("assumed", ())),
+            )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the probe as JSON, atomically."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from taccl._internal.arguments import Count, checked_as
 from taccl._internal.names import shown
+from taccl._internal.reading import plain_values
 from taccl._internal.units import exact, format_count
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import (
@@ -385,14 +386,17 @@ class Collective:
     @checked_as(CollectiveError)
     def from_dict(cls, data: dict[str, Any]) -> Collective:
         """Collective from the output of `to_dict`."""
-        return cls(
-            **{name: data[name] for name in ("name", "num_ranks", "combining", "chunks_per_rank")},
-            chunks=tuple(Chunk(tuple(o), tuple(d), root) for o, d, root in data["chunks"]),
-            derivations=tuple(Derivation(*each) for each in data["derivations"]),
-            groups=tuple(ProcessGroup(name, tuple(ranks), n) for name, ranks, n in data.get("groups", ())),
-            update_us_per_mb=exact(data["update_us_per_mb"]) if data.get("update_us_per_mb") else None,
-            chunks_open=data.get("chunks_open", False),
-        )
+        with plain_values("collective"):
+            groups = data.get("groups", ())
+            update = data.get("update_us_per_mb")
+            return cls(
+                **{name: data[name] for name in ("name", "num_ranks", "combining", "chunks_per_rank")},
+                chunks=tuple(Chunk(tuple(o), tuple(d), root) for o, d, root in data["chunks"]),
+                derivations=tuple(Derivation(*each) for each in data["derivations"]),
+                groups=tuple(ProcessGroup(name, tuple(ranks), n) for name, ranks, n in groups),
+                update_us_per_mb=exact(update) if update else None,
+                chunks_open=data.get("chunks_open", False),
+            )
 
     def __repr__(self) -> str:
         ranks, chunks = format_count(self.num_ranks, "rank"), format_count(self.num_chunks, "chunk")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from taccl._internal.arguments import checked_as, known_index
 from taccl._internal.caching import cached
 from taccl._internal.names import shown
+from taccl._internal.reading import plain_values
 from taccl._internal.units import exact, format_count, format_size
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem.clauses import Clauses, SwitchPolicy
@@ -265,17 +266,18 @@ class Problem:
     @checked_as(CollectiveError)
     def from_dict(cls, data: dict[str, Any]) -> Problem:
         """Problem from the output of `to_dict`."""
-        collective = Collective.from_dict(data["collective"])
-        sizes = data["chunk_bytes"]
-        return cls(
-            topology=Topology.from_dict(data["topology"]),
-            collective=collective,
-            chunk_bytes=(sizes,) * collective.num_chunks if isinstance(sizes, int) else tuple(sizes),
-            clauses=Clauses.from_dict(data["clauses"]),
-            size_bytes=data["size_bytes"],
-            chunks_open=collective.chunks_open,
-            **{name: tuple(map(tuple, data.get(name, ()))) for name in ("release_us", "due_us")},  # type: ignore[arg-type]
-        )
+        with plain_values("problem"):
+            collective = Collective.from_dict(data["collective"])
+            sizes = data["chunk_bytes"]
+            return cls(
+                topology=Topology.from_dict(data["topology"]),
+                collective=collective,
+                chunk_bytes=(sizes,) * collective.num_chunks if isinstance(sizes, int) else tuple(sizes),
+                clauses=Clauses.from_dict(data["clauses"]),
+                size_bytes=data["size_bytes"],
+                chunks_open=collective.chunks_open,
+                **{name: tuple(map(tuple, data.get(name, ()))) for name in ("release_us", "due_us")},  # type: ignore[arg-type]
+            )
 
     @property
     def title(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from taccl._internal.arguments import checked, known_word
 from taccl._internal.names import shown
+from taccl._internal.reading import plain_values
 from taccl._internal.units import format_count
 from taccl.errors import InputError
 from taccl.problem.collective import Collective
@@ -262,9 +263,10 @@ class Program:
     @checked
     def from_dict(cls, data: dict[str, Any]) -> Program:
         """The program that `to_dict` turned into plain values."""
-        collective = None if data["collective"] is None else Collective.from_dict(data["collective"])
-        ranks = tuple(map(_rank_program, data["ranks"]))
-        return cls(**{**data, "collective": collective, "ranks": ranks})
+        with plain_values("program"):
+            collective = None if data["collective"] is None else Collective.from_dict(data["collective"])
+            ranks = tuple(map(_rank_program, data["ranks"]))
+            return cls(**{**data, "collective": collective, "ranks": ranks})
 
     def __repr__(self) -> str:
         copies = f" of them {self.num_copies} within ranks," if self.num_copies else ""

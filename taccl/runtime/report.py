@@ -6,7 +6,9 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from taccl._internal.arguments import checked
 from taccl._internal.names import in_runs, listed, table
+from taccl._internal.reading import plain_values
 from taccl._internal.units import format_count, format_size, format_us, gb_per_s
 from taccl.errors import ExecutionError, VerificationError
 from taccl.program.program import StepAddress
@@ -219,20 +221,22 @@ class Execution:
         return asdict(self)
 
     @classmethod
+    @checked
     def from_dict(cls, data: dict[str, Any]) -> Execution:
         """The execution that `to_dict` wrote."""
 
         def times(name: str) -> Times | None:
             return None if data[name] is None else Times(tuple(data[name]["each_us"]))
 
-        waits = ({**each, "address": StepAddress(*each["address"])} for each in data["waits"])
-        records = {
-            "wrong": tuple(WrongChunk(**each) for each in data["wrong"]),
-            "waits": tuple(Wait(**each) for each in waits),
-            "times": times("times"),
-            "mpi_times": times("mpi_times"),
-        }
-        return cls(**{**data, **records})
+        with plain_values("execution"):
+            waits = ({**each, "address": StepAddress(*each["address"])} for each in data["waits"])
+            records = {
+                "wrong": tuple(WrongChunk(**each) for each in data["wrong"]),
+                "waits": tuple(Wait(**each) for each in waits),
+                "times": times("times"),
+                "mpi_times": times("mpi_times"),
+            }
+            return cls(**{**data, **records})
 
     def __repr__(self) -> str:
         what = f"{self.program!r} on {format_count(self.num_ranks, 'rank')}, {format_size(self.size_bytes)}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import checked, quoted
 from taccl._internal.names import did_you_mean
 from taccl._internal.reading import parse_toml, read_text, reads
 from taccl.errors import InputError
@@ -178,6 +178,7 @@ class SearchParameters:
     symmetric: SymmetricParameters = field(default_factory=SymmetricParameters)
 
     @classmethod
+    @checked
     def load(cls, path: str | os.PathLike[str]) -> SearchParameters:
         """Read parameters from a TOML file, a table for each group; omitted values keep their defaults.
 
@@ -215,11 +216,11 @@ def _read(default: Any, data: Any, where: str) -> Any:
         names = [each.name for each in fields(default)]
         listed = ", ".join(names)
         if not hasattr(data, "items"):
-            raise InputError(f"found {data!r}; expected a table of {listed}", where=where)
+            raise InputError(f"found {quoted(data)}; expected a table of {listed}", where=where)
         for name in data:
             if name not in names:
                 meant = did_you_mean(str(name), names)
-                raise InputError(f"found {name!r}; expected one of {listed}{meant}", where=where)
+                raise InputError(f"found {quoted(name)}; expected one of {listed}{meant}", where=where)
         given = {
             name: _read(getattr(default, name), value, f"{where}: {name}") for name, value in data.items()
         }
@@ -227,15 +228,15 @@ def _read(default: Any, data: Any, where: str) -> Any:
         return changed
     if isinstance(default, tuple):
         if not isinstance(data, list | tuple) or not data:
-            raise InputError(f"found {data!r}; expected a list of at least one number", where=where)
+            raise InputError(f"found {quoted(data)}; expected a list of at least one number", where=where)
         return tuple(_read(default[0], each, where) for each in data)
     kind = type(default)
     fits = isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data) and data >= 0
     if not fits or (kind is int and data != int(data)):
         number = "whole number" if kind is int else "finite number"
-        raise InputError(f"found {data!r}; expected a {number} of at least 0", where=where)
+        raise InputError(f"found {quoted(data)}; expected a {number} of at least 0", where=where)
     if where.endswith("share") and data > 1:
-        raise InputError(f"found {data!r}; expected a share, 0 to 1", where=where)
+        raise InputError(f"found {quoted(data)}; expected a share, 0 to 1", where=where)
     return kind(data)
 
 

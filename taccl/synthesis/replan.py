@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from taccl._internal.arguments import Megabytes, Natural, Seconds, checked
+from taccl._internal.arguments import Megabytes, Natural, Seconds, checked, quoted
 from taccl._internal.deadline import Deadline
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.verification.verify import verify
@@ -204,7 +204,7 @@ def _new_ranks(old: Schedule, problem: Problem, ranks: Sequence[int] | None) -> 
     known = len(ranks) == count == len(set(ranks)) and all(0 <= rank < was for rank in ranks)
     if not known:
         raise InputError(
-            f"found {list(ranks)[:16]}; expected {count} different ranks of 0-{was - 1}", where="ranks"
+            f"found {quoted(list(ranks))}; expected {count} different ranks of 0-{was - 1}", where="ranks"
         )
     return {rank: new for new, rank in enumerate(ranks)}
 

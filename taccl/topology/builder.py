@@ -66,6 +66,7 @@ class TopologyBuilder:
     )
 
     @classmethod
+    @checked_as(TopologyError)
     def continuing(cls, topology: Topology) -> TopologyBuilder:
         """Builder that starts from a topology, without its notes and assumptions, to add further links."""
         words = {name: getattr(topology, name) for name in (*WORDS, "protocol", "launch_us")}

@@ -100,7 +100,7 @@ def check_ranks(
     """Raise `error` for the first of `ranks` that is not from 0 to `count` - 1."""
     for rank in ranks:
         if not 0 <= rank < count:
-            raise error(f"rank {rank} does not exist; {of} 0-{count - 1}", where=where)
+            raise error(f"rank {quoted(rank)} does not exist; {of} 0-{count - 1}", where=where)
 
 
 def links_among(links: Iterable[Link], ranks: Iterable[int]) -> list[int]:

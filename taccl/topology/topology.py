@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 from taccl._internal.arguments import checked_as, known_index
 from taccl._internal.caching import REVERSED_FROM, cached
 from taccl._internal.names import shown
+from taccl._internal.reading import plain_values
 from taccl._internal.units import exact, format_count
-from taccl.errors import FormatError, TopologyError
+from taccl.errors import TopologyError
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
 from taccl.topology.in_network import InNetwork
@@ -236,7 +237,7 @@ class Topology:
     @checked_as(TopologyError)
     def from_dict(cls, data: dict[str, Any]) -> Topology:
         """Topology from the result of `to_dict`. Raises `FormatError` or `TopologyError` for invalid data."""
-        try:
+        with plain_values("topology"):
             content: dict[str, Any] = {
                 **{name: data[name] for name in WORDS},
                 "protocol": data.get("protocol", ""),
@@ -263,10 +264,6 @@ class Topology:
                     for s in data["switches"]
                 ),
             }  # fmt: skip
-        except KeyError as error:
-            raise FormatError(f"found no field {error}; it is required", where="topology") from None
-        except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
-            raise FormatError(f"found a field that is not of its kind: {error}", where="topology") from None
         return cls(**content)
 
     @property

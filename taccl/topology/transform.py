@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeVar
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import checked_as, quoted
 from taccl._internal.caching import ALIKE
 from taccl.errors import TopologyError
 from taccl.topology.links import Hold, Link, columns_of, made_of
@@ -34,7 +34,7 @@ def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:
     """
     if sorted(permutation) != list(range(topology.num_ranks)):
         raise TopologyError(
-            f"found {list(permutation)}; expected every rank 0-{topology.num_ranks - 1} once",
+            f"found {quoted(list(permutation))}; expected every rank 0-{topology.num_ranks - 1} once",
             where=f"{topology.name}: permutation",
         )
     node_of_rank = [0] * topology.num_ranks

@@ -213,6 +213,35 @@ def test_what_is_found_stays_short_and_on_one_line():
     assert quoted(ring(4)) == "a topology"
 
 
+@pytest.mark.parametrize("number", [10**400, Fraction(10**400, 3)])
+def test_numbers_beyond_floats_are_refused(number):
+    """Numbers larger than any float are refused where a finite number is expected."""
+    for name in ("seconds", "share"):
+        with pytest.raises(InputError, match=f"{name}: found .*; expected a "):
+            asked(**{name: number})
+    with pytest.raises(InputError, match=r"tflops: found .*; expected a finite number"):
+        taccl.workload.Rates(tflops=number)
+
+
+@pytest.mark.parametrize("name", ["Collective", "Execution", "Probe", "Problem", "Program", "Topology"])
+@pytest.mark.parametrize(
+    ("data", "message"), [({}, "found no field '.*'; it is required"), (3, "data: found 3; expected ")]
+)
+def test_plain_values_that_lack_a_field(name, data, message):
+    """Objects made from plain values name the first field that is missing."""
+    with pytest.raises(InputError, match=message):
+        getattr(taccl, name).from_dict(data)
+
+
+def test_paths_and_communicators_of_another_kind():
+    """A number is neither a path of parameters nor a communicator, and a long one stays short in the message."""
+    with pytest.raises(InputError, match="path: found 3; expected text or a path"):
+        taccl.SearchParameters.load(3)
+    with pytest.raises(InputError, match="rank .* does not exist") as caught:
+        ring(4).without(ranks=[10**400])
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.slow
 def test_a_result_stands_for_its_schedule(small):
     """`verify`, `simulate` and `save` accept a result in place of its schedule."""
@@ -540,6 +569,13 @@ GIVEN: dict[str, dict[str, object]] = {
     "runtimes.unregister": {"name": "mine"},
     "runtimes.Launch": {"us": 2.5, "source": "a log", "one_kernel": False, "hops_us": (1.0, 2.0)},
     "runtimes.RunReport": {"text": "", "values": {}, "failure": "", "log": ""},
+    **{
+        f"{name}.from_dict": {"data": {}}
+        for name in ("Collective", "Execution", "Probe", "Problem", "Program", "SearchParameters", "Topology")
+    },
+    "SearchParameters.load": {"path": "here.toml"},
+    "builder.continuing": {"topology": "@topology"},
+    "probe": {"comm": None, "ranks": 1},
     "report": {
         "found": "@schedule", "path": "report.html", "overwrite": True, "details": None, "command": "", "budget_s": 0.2,
     },
@@ -547,7 +583,7 @@ GIVEN: dict[str, dict[str, object]] = {
 
 #: Values that (almost) no parameter accepts.
 ODD: tuple[object, ...] = (
-    None, "x", "", 1.5, math.nan, math.inf, -1, 0, True, 2**70, object(), [], {}, b"", int, [None], ["x"],
+    None, "x", "", 1.5, math.nan, math.inf, -1, 0, True, 2**70, 10**400, object(), [], {}, b"", int, [None], ["x"],
     {"x": "x"}, (0, 0, 0), np.int64(2), np.float64(1.5), np.array([1, 2]), np.array("x"), Path("x"),
     "@result", "@sketch", lambda *_: None, Fraction(1, 3), range(3), {0, 1},
 )  # fmt: skip
@@ -635,7 +671,9 @@ def misuse(function, given, part):
     except taccl.TacclError as error:
         known = (
             *given,
+            function.__qualname__.partition(".")[0].lower(),
             "chunk_bytes",
+            "parameters",
             "schema",
             "x:",
             "here.txt",

@@ -283,7 +283,7 @@ def test_probes_are_read_back(tmp_path):
         ({"version": 2}, "found no probe"),
         ({"hosts": ["a"]}, "found 3 x 3 entries for 1 host"),
         ({"uplinks": [{"ranks": [7], "gb_per_s": 1}]}, "expected ranks of the probe"),
-        ({"uplinks": 3}, "found a probe with an invalid field"),
+        ({"uplinks": 3}, "found a field that is not of its kind"),
         ({"latency_us": "x"}, "no numbers"),
     ],
 )
