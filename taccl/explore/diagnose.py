@@ -13,11 +13,12 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_size
 from taccl.errors import FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
-from taccl.explore.link_rates import largest_rate, link_sentence
+from taccl.explore.link_rates import link_sentence
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
 from taccl.explore.possible_gains import with_gains
 from taccl.explore.verdict import OVER, conclusion
 from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
+from taccl.measure.channel_limits import largest_rate
 from taccl.measure.curve import Kink, irregularity_note, kinks, middle_clause, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below

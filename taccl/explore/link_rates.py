@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from taccl.explore.measured_machine import Machine, topology_of
-from taccl.measure.channel_limits import channel_costs, few_channels
-from taccl.measure.facts import HEALTHY
+from taccl.measure.channel_limits import channel_costs, few_channels, largest_rate
 from taccl.measure.machine import machine_of
 from taccl.measure.series import Series
 from taccl.topology.topology import Topology
-
-
-def largest_rate(series: Series) -> float:
-    """Largest bandwidth of a series in GB/s."""
-    rows = zip(series.size_bytes, series.times_us, strict=True)
-    return max(size / time_us for size, time_us in rows) / 1000
 
 
 def link_sentence(
@@ -43,7 +36,7 @@ def link_sentence(
         most, what = direct, "the rate of the links between two GPUs"
     said = f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
     costs = channel_costs(on)
-    clause = "" if costs is None or rate >= HEALTHY * most else few_channels(costs.under(version), series)
+    clause = "" if costs is None else few_channels(costs.under(version), series)
     return f"{said}; {clause}: set NCCL_NCHANNELS_PER_NET_PEER" if clause else said
 
 

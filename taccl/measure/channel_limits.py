@@ -38,19 +38,26 @@ def tree_limit_gb_per_s(topology: Topology) -> float:
 
 
 def few_channels(costs: Costs, series: Series) -> str:
-    """Clause on the channels of a message between nodes, if these cannot fill a NIC; else empty."""
+    """Clause on the channels of a message between nodes, if they did not and cannot fill a NIC; else empty."""
     num_ranks, num_nodes = series.num_ranks, series.num_nodes
     is_message = series.collective == POINT_TO_POINT and not series.streams
     if not is_message or costs.fitted is not None or not 1 < num_nodes <= num_ranks:
         return ""
     num = Run(costs, POINT_TO_POINT, num_ranks, num_nodes, np.zeros(1)).message_channels
-    if num * PAIR_CHANNEL_NETWORK_GB_PER_S >= HEALTHY * costs.nic_gb_per_s:
+    full = HEALTHY * costs.nic_gb_per_s
+    if num * PAIR_CHANNEL_NETWORK_GB_PER_S >= full or largest_rate(series) >= full * costs.network.efficiency:
         return ""
     library = f"NCCL {'.'.join(map(str, costs.version))}"
     return (
         f"{library} gives a message between nodes {format_count(num, 'channel')} of about "
         f"{PAIR_CHANNEL_NETWORK_GB_PER_S:g} GB/s among {num_ranks} ranks"
     )
+
+
+def largest_rate(series: Series) -> float:
+    """Largest bandwidth of a series in GB/s."""
+    rows = zip(series.size_bytes, series.times_us, strict=True)
+    return max(size / time_us for size, time_us in rows) / 1000
 
 
 def channel_costs(topology: Topology) -> Costs | None:

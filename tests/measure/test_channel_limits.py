@@ -84,7 +84,10 @@ def test_the_schedule_of_a_tree_has_its_limit(server):
 
 
 def test_few_channels_limit_messages_in_large_jobs():
-    """On B200, 128 ranks leave one channel to a message between nodes; 16 ranks leave four, enough for a NIC."""
+    """On B200, 128 ranks leave one channel to a message between nodes; 16 ranks leave four, enough for a NIC.
+
+    A message that fills the NIC anyway has more.
+    """
     costs = costs_of("b200").under((2, 29))
     clauses = [
         few_channels(costs, Series("point-to-point", 8 * nodes, nodes, (8,), (9.0,), "a.log"))
@@ -94,3 +97,5 @@ def test_few_channels_limit_messages_in_large_jobs():
         "",
         "NCCL 2.29 gives a message between nodes 1 channel of about 14 GB/s among 128 ranks",
     ]
+    full = Series("point-to-point", 128, 16, (2**30,), (2**30 / 46e3,), "a.log")
+    assert not few_channels(costs, full)
