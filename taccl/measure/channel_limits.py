@@ -38,7 +38,7 @@ def tree_limit_gb_per_s(topology: Topology) -> float:
 
 
 def few_channels(costs: Costs, series: Series) -> str:
-    """Clause on the channels of a message between nodes, if they did not and cannot fill a NIC; else empty."""
+    """Clause on the channels of a message between nodes, if few channels left its NIC idle; else empty."""
     num_ranks, num_nodes = series.num_ranks, series.num_nodes
     is_message = series.collective == POINT_TO_POINT and not series.streams
     if not is_message or costs.fitted is not None or not 1 < num_nodes <= num_ranks:
