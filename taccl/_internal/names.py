@@ -10,6 +10,8 @@ from difflib import get_close_matches
 
 #: Minimum number of letters with which a part of a name is recognised: ``h100`` for ``dgx-h100``.
 _LEAST_LETTERS = 4
+#: Minimum number of letters with which the start of a name is recognised: ``p5`` for ``p5.48xlarge``.
+_LEAST_START = 2
 
 #: Numbers that stand alone, unlike those of names and of sizes with a unit.
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.-]*\w)")
@@ -27,8 +29,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Suggestion such as ``"; did you mean 'allgather'?"``; empty if no name is similar."""
     by_plain = {_plain(name): name for name in known}
     part = _plain(word)
-    holding = [name for name in by_plain if part in name] if len(part) >= _LEAST_LETTERS else []
-    near = holding or get_close_matches(part, by_plain, n=1, cutoff=0.6)
+    near = [name for name in by_plain if len(part) >= _LEAST_LETTERS and part in name]
+    near = near or [name for name in by_plain if len(part) >= _LEAST_START and name.startswith(part)]
+    near = near or get_close_matches(part, by_plain, n=1, cutoff=0.6)
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
 
 

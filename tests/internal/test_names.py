@@ -68,11 +68,13 @@ def test_names_as_text(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("word", "name"), [("h100", "dgx-h100"), ("nvl72", "gb200-nvl72"), ("H-200", "h200")]
+    ("word", "name"),
+    [("h100", "dgx-h100"), ("nvl72", "gb200-nvl72"), ("H-200", "h200"), ("p5", "p5.48xlarge")],
 )
 def test_a_name_that_holds_the_word_is_offered_first(word, name):
     """A name that contains the word is suggested first: ``h100`` gives ``dgx-h100``, not ``h200``."""
-    assert did_you_mean(word, ("h200", "dgx-h100", "gb200-nvl72")) == f"; did you mean {name!r}?"
+    known = ("h200", "dgx-h100", "gb200-nvl72", "p5.48xlarge", "p5en.48xlarge")
+    assert did_you_mean(word, known) == f"; did you mean {name!r}?"
 
 
 def test_extras_are_installed_from_the_source():
