@@ -54,12 +54,14 @@ def run_events(
     chunk_type: type[np.integer[Any]],
     least_ticks: int = 0,
     steps: float = 1.0,
+    begins: Ints | None = None,
 ) -> Sends:
     """Run an event-driven kernel and return its sends; a negative finish says why there is no schedule.
 
     - `begin`: Function that returns the number of sends, and the kernel as a function of a timeline and a
       latest finish. It is called again if the event heap was too small, or starts need 64 bits.
     - `least_ticks`: Lower bound on the finish.
+    - `begins`, (num_slots,): Earliest starts on each link, in ticks; None for 0.
     """
     narrow = int(np.iinfo(np.int32).max)
     start_type: type[np.integer[Any]] = np.int32 if least_ticks <= narrow else np.int64
@@ -74,7 +76,7 @@ def run_events(
             sent_chunk=chunk.view(np.uint16).reshape(num_sends, chunk.itemsize // 2),
             sent_link=link,
             sent_start=start.view(np.int32).reshape(num_sends, start.itemsize // 4),
-            link_free=np.zeros(fabric.num_slots, np.int64),
+            link_free=np.zeros(fabric.num_slots, np.int64) if begins is None else begins.copy(),
             resource_free=np.zeros(fabric.num_resources, np.int64),
             event_time=np.empty(room, np.int64),
             event_what=np.empty(room, np.int64),
@@ -154,6 +156,14 @@ def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
         s.sent_chunk[row, i] = c >> 16 * i & 0xFFFF
     for i in range(s.sent_start.shape[1]):
         s.sent_start[row, i] = time >> 32 * i
+
+
+@inner
+def post_begins(fabric: Fabric, s: Timeline) -> None:
+    """Post an event at the earliest start of each link, if that is after time 0."""
+    for e in range(len(s.link_free)):
+        if s.link_free[e] > 0:
+            _post(s, s.link_free[e], len(fabric.group_lead) + e)
 
 
 @inner

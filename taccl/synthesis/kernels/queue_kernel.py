@@ -77,6 +77,7 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
         for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
             s.resource_left[fabric.hold_resource[h]] += fabric.hold_alpha[h] + size * fabric.hold_beta[h]
     time = 0
+    events.post_begins(fabric, now)
     num_arrivals = min(hops.most_merged.sum(), len(hops.slot))
     for t in range(len(hops.slot)):
         if hops.is_first[t]:

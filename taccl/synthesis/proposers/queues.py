@@ -157,6 +157,16 @@ def send_in_turn(
     return best_of(attempt, limits, len(_TURN_WEIGHTS), steps=steps)
 
 
+def send_at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -> Sends:
+    """Re-time the sends of a schedule: earliest starts, in the given order on each link and resource."""
+    hops = _make_hops(fabric, demand.units, routes, 0, np.zeros(2, np.int64))
+    by_hop = np.lexsort((hops.slot, hops.chunk))
+    by_send = np.lexsort((slots_of(fabric, found), found.chunk))
+    start = np.empty(len(by_hop), np.int64)
+    start[by_hop] = found.start[by_send]
+    return _in_order(fabric, demand, hops, np.argsort(start, kind="stable"))
+
+
 def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
     """Routes of the chunks in a schedule, and the start of each hop in ticks, of shape (num_hops,)."""
     slot, chunk = slots_of(fabric, found).astype(np.int32), found.chunk.astype(np.int64)
@@ -254,10 +264,12 @@ def send_once(
     *,
     rule: str,
     due: Floats | None = None,
+    begins: Ints | None = None,
 ) -> Sends | None:
     """One run of the kernel by a rule of `PATH_RULES`; None if it exceeds the limit, or is stopped.
 
     - `due`, (num_chunks,): Ticks added to the priority keys of each chunk's hops; larger keys go later.
+    - `begins`, (num_slots,): Earliest starts on each link, in ticks.
     """
     latest = {"latest start": latest_starts, "spread": spread_starts}.get(rule)
     num_hops, deadline = len(routes.slot), limits.deadline
@@ -280,7 +292,7 @@ def send_once(
     found = run_events(
         lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
         fabric, limits, limit, steps=sending,
-        doing="queueing sends", chunk_type=demand.chunk_type, least_ticks=routes.peak_ticks,
+        doing="queueing sends", chunk_type=demand.chunk_type, least_ticks=routes.peak_ticks, begins=begins,
     )  # fmt: skip
     return found if found.finish_ticks >= 0 else None
 

@@ -4,6 +4,9 @@ The throughput of chunks that go to all ranks is limited by the set of ranks wit
 capacity. Trees reach that limit if each rank's data is cut into enough parts. Sums go along the same trees,
 reversed. An allreduce may root more sums at some ranks than at others.
 
+Large messages are cut into tiles, which repeat the schedule. Without idle gaps, tiles follow one another at
+the rate of the busiest resource.
+
 References
 ----------
 L. Zhao, S. Pal, T. Chugh, W. Wang, J. Fantl, P. Basu, J. Khoury, A. Krishnamurthy, "ForestColl:
@@ -32,13 +35,14 @@ from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule
-from taccl.synthesis.kernels.fabric import problem_arrays
+from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints, problem_arrays
 from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
-from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.kernels.queue_kernel import send_along
 from taccl.synthesis.proposers.finer import cut, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort
-from taccl.synthesis.proposers.queues import send_in_turn
+from taccl.synthesis.proposers.queues import send_at_earliest, send_in_turn, send_once, slots_of
+from taccl.synthesis.proposers.router import Routes
 from taccl.synthesis.search import Search
 from taccl.synthesis.transforms.phases import Phase, join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
@@ -57,6 +61,12 @@ _FEW_SENDS = 10_000
 _SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
 #: Max ratio of the finish in finer chunks to the best finish so far that counts as a gain.
 _PAYS = 0.999
+#: Max ratio of a gapless schedule's finish to the best finish, for the gapless schedule to be preferred.
+#: Tiles of a large message can repeat a gapless schedule at the rate of the busiest resource.
+_STEADY = Fraction(1002, 1000)
+#: `_STEADY_WEIGHTS`: weights of due dates to try in waiting chunks' priority; the remaining route's is 1.
+#: `_MOST_DELAYS`: max rounds that delay the first starts on resources with idle gaps.
+_STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
 #: Max share of the tree search's time in which the shares of roots are chosen.
@@ -128,6 +138,11 @@ def offer_trees(search: Search) -> Search | None:
                 best, said = found, share
             if idle >= _PATIENCE:
                 break
+        if best is not None:
+            limits = Limits(until, seed=search.options.seed)
+            steady = along_trees(best.problem, limits, gapless=True)
+            if steady is not None and steady.finish <= _STEADY * best.finish and verify(steady).ok:
+                best, said = steady, f"{said}; in steady state the busiest resource is never idle"
     if best is None:
         said = "no schedule in time" if until.has_passed else "none found that may finish sooner"
         search.record("trees", "compiled", "no-solution", since, message=said)
@@ -267,11 +282,13 @@ def _compiled(search: Search) -> bool:
 
 
 def along_trees(
-    problem: Problem, limits: Limits = Limits(), *, shares: Shares | None = None
+    problem: Problem, limits: Limits = Limits(), *, shares: Shares | None = None, gapless: bool = False
 ) -> Schedule | None:
     """Schedule of a problem in its own chunks along packed spanning trees; None without such trees.
 
     - `shares`: Share of the sums rooted at each rank, for an allreduce; None for the problem's own roots.
+    - `gapless`: True for a schedule that can be repeated at the rate of its busiest resource; the result is
+      None if none is found.
 
     Raises
     ------
@@ -279,15 +296,83 @@ def along_trees(
         If it was stopped.
     """
     phases, found = _phases(problem, shares), []
+    if gapless and len(phases) > 1:
+        return None
     for phase in phases:
         fabric, demand = problem_arrays(phase.problem)
         trees = tree_routes(phase.problem, fabric)
         if trees is None:
             return None
-        sends = send_in_turn(fabric, demand, trees.routes, trees.turn, limits)
+        send = send_without_gaps if gapless else send_in_turn
+        sends = send(fabric, demand, trees.routes, trees.turn, limits)
+        if sends is None and gapless:
+            return None
         if sends is None:
             raise OutOfTime("stopped before there was a schedule along trees")
         columns = sends.chunk, narrow(sends.link), sends.start
         found.append(Schedule(phase.problem, *columns, producer="spanning trees"))
     joined = join(problem, found, retimed=False)
     return joined if joined.num_transfers > MANY else joined.in_order()
+
+
+def send_without_gaps(
+    fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
+) -> Sends | None:
+    """Best schedule in which no resource's span, from first to last use, exceeds the busiest one's busy time.
+
+    The tiles of a large message can then follow one another at the rate of the busiest resource. Resources
+    that idle between sends begin later. None if no such schedule is found.
+    """
+    found = (_gapless(fabric, demand, routes, each * turn, limits) for each in _STEADY_WEIGHTS)
+    return min(filter(None, found), key=lambda sends: sends.finish_ticks, default=None)
+
+
+def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits) -> Sends | None:
+    """Schedule without idle gaps (see `send_without_gaps`); None if none is found in `_MOST_DELAYS` rounds.
+
+    - `turn`, (num_chunks,): The `turn` of `send_in_turn`, multiplied by one of `_STEADY_WEIGHTS`.
+    """
+    begins, due = np.zeros(fabric.num_slots, np.int64), routes.peak_ticks * turn
+    for _ in range(_MOST_DELAYS):
+        found = send_once(fabric, demand, routes, 2**62, limits, rule="travel time", due=due, begins=begins)
+        if found is None:
+            break
+        late = _late_begins(fabric, int(demand.units[0]), found)
+        if late is None:
+            return send_at_earliest(fabric, demand, routes, found)
+        begins = np.maximum(begins, late)
+    return None
+
+
+def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
+    """(num_slots,) earliest starts on links, in ticks, delayed to remove idle time; None if there is none.
+
+    A link or resource has idle time if the span from its first to its last use exceeds the busy time of the
+    busiest one. Its uses then start later by the difference.
+
+    - `size`: Size of every chunk.
+    """
+    num_slots, slot = fabric.num_slots, slots_of(fabric, found)
+    count, start = np.bincount(slot, minlength=num_slots), found.start.astype(np.int64)
+    first, last = np.full(num_slots, 2**62), np.full(num_slots, -(2**62))
+    np.minimum.at(first, slot, start)
+    np.maximum.at(last, slot, start)
+    own, took = fabric.own_alpha + size * fabric.own_beta, fabric.alpha + size * fabric.beta
+    user = np.repeat(np.arange(num_slots), np.diff(fabric.hold_of))
+    held = fabric.hold_alpha + size * fabric.hold_beta
+    lead = np.where(fabric.hold_receives, took[user] - held, 0)
+    # Busy ticks of all links, followed by those of all shared resources.
+    load = np.concatenate((count * own, np.zeros(fabric.num_resources, np.int64)))
+    begin = np.concatenate((first, np.full(fabric.num_resources, 2**62)))
+    end = np.concatenate((last + own, np.full(fabric.num_resources, -(2**62))))
+    resource = num_slots + fabric.hold_resource
+    np.add.at(load, resource, count[user] * held)
+    np.minimum.at(begin, resource, first[user] + lead)
+    np.maximum.at(end, resource, last[user] + lead + held)
+    over = np.where(load > 0, end - begin - load.max(), 0)
+    if (over <= 0).all():
+        return None
+    begin = np.where(over > 0, begin + over, 0)
+    late = begin[:num_slots].copy()
+    np.maximum.at(late, user, begin[resource] - np.where(over[resource] > 0, lead, 0))
+    return late

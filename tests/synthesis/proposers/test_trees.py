@@ -84,6 +84,15 @@ def test_a_given_number_of_chunks_is_kept():
     assert "above the optimum" in search.stages[-1].message
 
 
+@pytest.mark.slow
+def test_no_resource_waits_longer_than_the_busiest_works():
+    """The steady-state interval of tiles equals the load of the busiest resource."""
+    collective = taccl.collectives.allgather(4, chunks_per_rank=12)
+    problem = taccl.make_problem(uneven(), collective, size_bytes="400MB")
+    steady = taccl.initiation_interval(along_trees(problem, gapless=True))
+    assert steady.interval == steady.busiest_load
+
+
 def test_chunks_for_some_ranks_alone_take_no_spanning_trees():
     """An alltoall, whose chunks have one destination each, uses no spanning trees."""
     assert not may_fill(taccl.make_problem(uneven(), "alltoall", size_bytes="4MB").in_its_chunks)
