@@ -15,8 +15,15 @@ from taccl._internal.arguments import checked
 from taccl._internal.deadline import NEVER
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_batches import in_batches, places_of
-from taccl.baselines.multiplying_mixes import first_mix, mixed_transfers, soonest_mix, to_mix
-from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
+from taccl.baselines.multiplying_mixes import (
+    first_mix,
+    greedy_mix,
+    in_coarse_chunks,
+    mixed_transfers,
+    soonest_mix,
+    to_mix,
+)
+from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans, is_simple
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
 from taccl.baselines.spread import (
@@ -49,8 +56,6 @@ if TYPE_CHECKING:
 #: `_MOST_LISTED`: max transfers of a mixed plan for list scheduling, which rarely shortens larger ones.
 #: `_LATE`: max ratio of a plan's estimated finish to the best finish so far, for it to become a schedule.
 _MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _MOST_LISTED, _LATE = 3, 3, 24_000, 12_000, 1.2
-#: Max ratio of the group sizes (bases of digits) of two steps that count as similar.
-_ALIKE = 2
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
 #: Finer chunks are not tried for single plans if a mixed plan takes less than this share of their time.
@@ -118,6 +123,7 @@ def mixed_schedule(
     *,
     below_us: float = math.inf,
     most_transfers: float = math.inf,
+    patient: bool = False,
 ) -> Schedule | None:
     """Allreduce by the mixed plan with the least estimated finish: each group of chunks has its own plan.
 
@@ -127,18 +133,41 @@ def mixed_schedule(
     - `until`: Deadline after which the best plan so far is built.
     - `below_us`: The plan is built only if its estimate is below this, or list scheduling may shorten it.
     - `most_transfers`: Approximate max transfers of the schedule.
+    - `patient`: True for further runs of simulated annealing if time is left.
     """
     if not sums_everywhere(problem):
         return None
-    found = soonest_mix([each for each in to_mix(problem) if mixed_transfers(each) <= most_transfers], until)
-    if found is None:
+    fit = [each for each in to_mix(problem) if mixed_transfers(each) <= most_transfers]
+    if (found := soonest_mix(fit, until, patient=patient)) is None:
         return None
     times, plan = found
+    plan = _likeliest(times, [plan, greedy_mix(times)], fit)
     sends = _sends(times, plan, 1)
     lists = len(sends.chunk) <= _MOST_LISTED
     if not lists and times.ticks(plan) >= below_us * times.problem.costs.ticks_per_us:
         return None
     return _sooner(times, plan, sends, None, lists=lists)
+
+
+def _likeliest(times: StepTimes, plans: Sequence[StepPlan], problems: Sequence[Problem]) -> StepPlan:
+    """Mixed plan that probably ends first: by its estimate, plus the error of that in coarser chunks.
+
+    Estimates are too low where the latency of a link delays the next send over it.
+
+    - `problems`: The problem in fewer and fewer chunks.
+    """
+    trial = None if plans[0] in plans[1:] else in_coarse_chunks(problems, plans)
+    if trial is None:
+        return plans[0]
+    coarse, trials = trial
+
+    def likely_us(number: int) -> float:
+        made = _sends(coarse, trials[number], 1).schedule(coarse.problem, producer="")
+        late = made.finish_ticks - coarse.ticks(trials[number])
+        ticks = times.ticks(plans[number])
+        return late / coarse.problem.costs.ticks_per_us + ticks / times.problem.costs.ticks_per_us
+
+    return plans[min(range(len(plans)), key=likely_us)]
 
 
 def estimated_us(problem: Problem) -> float:
@@ -192,7 +221,7 @@ class Estimated:
 
     @classmethod
     def mixed(cls, problem: Problem) -> Estimated | None:
-        """Mix of equal parts of one plan with the least estimate; None if there are no mixed plans.
+        """Mixed plan that is found without annealing; None if there are no mixed plans.
 
         `mixed_schedule` improves on it by simulated annealing.
         """
@@ -204,23 +233,9 @@ class Estimated:
 
         - `lists`: True to try list scheduling, too, which doubles the time.
         """
-        sends = _sends(self.times, self.plan, 1)
-        found = _sooner(self.times, self.plan, sends, None, lists=lists)
+        found = _sooner(self.times, self.plan, _sends(self.times, self.plan, 1), None, lists=lists)
         assert found is not None, "there is no sooner one"
         return _plain_trees(found, self.times, self.plan)
-
-
-def _is_simple(plan: StepPlan) -> bool:
-    """True if a plan treats all chunks alike, with at most two steps in nodes and two between nodes.
-
-    The two steps inside nodes have groups of similar size, and so do the two between nodes.
-    """
-    if plan.how:
-        return False
-    part = plan.parts[0]
-    digits = (*part.scattered, *part.summed)
-    bases = [[digit.base for digit in digits if digit.across is across] for across in (False, True)]
-    return all(len(some) <= 2 and max(some, default=0) <= _ALIKE * min(some, default=0) for some in bases)
 
 
 def _require_supported(problem: Problem) -> None:
@@ -241,7 +256,7 @@ def _require_supported(problem: Problem) -> None:
 def _plans_of(problem: Problem, *, simple: bool = False) -> tuple[StepTimes, tuple[StepPlan, ...]]:
     """Estimator of step times, and all recursive-multiplying plans, of a problem.
 
-    - `simple`: True for only the plans of few steps (`_is_simple`).
+    - `simple`: True for only the plans of few steps (`is_simple`).
     """
     grid = Grid(problem)
     times = StepTimes(problem, grid)
@@ -257,7 +272,7 @@ def _plans(
     """Distinct plans of `all_plans`; `simple` as in `_plans_of`. Problems in other chunks share them."""
     if simple:
         every = _plans(num_nodes, num_local, sums=sums, to_one=to_one, most=most, simple=False)
-        return tuple(filter(_is_simple, every))
+        return tuple(filter(is_simple, every))
     return tuple(dict.fromkeys(all_plans(num_nodes, num_local, sums=sums, to_one=to_one, most=most)))
 
 

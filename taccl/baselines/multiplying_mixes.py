@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER
+from taccl.baselines.multiplying_insertions import with_insertions
 from taccl.baselines.multiplying_mix_times import MOST_RESOURCES, Mix, MixTimes
 from taccl.baselines.multiplying_plans import MIXED, PlanPart, StepPlan, all_mixable
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
@@ -23,7 +24,7 @@ from taccl.baselines.spread import cut_chunks, may_merge, merging, without_sketc
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from taccl._internal.deadline import Deadline
     from taccl.problem.problem import Problem
@@ -39,14 +40,18 @@ PAYS = 0.997
 #: `_EQUAL_PARTS`: numbers of equal parts into which the search cuts the chunks of a plan at its start.
 _MOST_PARTS, _EQUAL_PARTS = 20, (1, 2, 4, 8)
 #: Runs of simulated annealing: (number of moves, initial temperature as a share of the estimated finish).
-#: The first run is short, in case time is short; all runs need 1 to 3 s of CPU.
-#: `_RUNS`: the first run starts from the mix of equal parts; a later run starts from the best mix so far.
+#: 1,000 moves need 2 to 4 ms of CPU.
+#: `_RUNS`: the first run starts from a greedy mix (`_greedy`); a later run starts from the best mix so far.
+#: `_MORE_RUNS`: runs of a search that has time left; they gain up to 2 %.
 #: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
-_RUNS = (10_000, 0.02), (50_000, 0.02), (150_000, 0.02), (200_000, 0.01), (200_000, 0.005)
+_RUNS = (20_000, 0.005), (60_000, 0.005), (60_000, 0.002)
+_MORE_RUNS = (150_000, 0.02), (150_000, 0.01), (150_000, 0.005)
 _MILD_RUNS = ((100_000, 0.002),)
 
 
-def soonest_mix(problems: Iterable[Problem], until: Deadline = NEVER) -> tuple[StepTimes, StepPlan] | None:
+def soonest_mix(
+    problems: Iterable[Problem], until: Deadline = NEVER, *, patient: bool = False
+) -> tuple[StepTimes, StepPlan] | None:
     """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks (`to_mix`).
 
     Returns (times of the problem in the chosen chunks, plan); None if there is no mixed plan. Finer chunks
@@ -54,14 +59,16 @@ def soonest_mix(problems: Iterable[Problem], until: Deadline = NEVER) -> tuple[S
 
     - `problems`: The problem in fewer and fewer chunks.
     - `until`: Deadline after which the best plan so far is returned.
+    - `patient`: As for `best_mix`.
     """
     best: tuple[StepTimes, StepPlan] | None = None
-    best_us = math.inf
+    best_us, left_s = math.inf, until.left_s
     for problem in problems:
-        if best is not None and until.has_passed:
+        # Coarser chunks take as long to search as finer ones, but only save transfers.
+        if best is not None and (until.has_passed or until.left_s < left_s / 2):
             break
         times = times_of(problem)
-        plan = best_mix(times, like=None if best is None else best[1], until=until)
+        plan = best_mix(times, like=None if best is None else best[1], until=until, patient=patient)
         if plan is None:
             return None
         us = times.ticks(plan) / problem.costs.ticks_per_us
@@ -134,45 +141,69 @@ def _soonest_equal(times: StepTimes) -> tuple[float, Mix]:
     return best
 
 
+@cached
+def _greedy(times: StepTimes) -> tuple[float, Mix, list[PlanPart]]:
+    """Equal parts of one plan, improved by small parts with other plans: (estimated ticks, mix, other plans).
+
+    The list has the plans that may be part of a sooner mix; a part of an average size ends sooner.
+    """
+    mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
+    ticks, mix = _soonest_equal(times)
+    least = max(1, num_chunks // _MOST_PARTS)
+    plans = [part for part in mixes.parts if mix and mixes.finish([mixes.timed(part, least)]) < ticks]
+    if plans:
+        ticks, mix = with_insertions(mixes, mix, plans, most_parts=_MOST_PARTS)
+    return ticks, mix, plans
+
+
+def greedy_mix(times: StepTimes) -> StepPlan:
+    """Mixed plan found without annealing: equal parts of one plan, and small parts with other plans."""
+    return _plan_of(_greedy(times)[1])
+
+
 def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
-    """Mixed plan of equal parts of one plan, in the coarsest chunks of `to_mix` in which it is fast.
+    """Mixed plan found without annealing, in the coarsest chunks of `to_mix` in which equal parts are fast.
 
     Returns (estimated finish in us, times, plan); None if there is no mixed plan. Finer chunks are used while
     they finish sufficiently earlier (`PAYS`).
     """
-    best: tuple[float, StepTimes, StepPlan] | None = None
+    best: tuple[float, StepTimes] | None = None
     for each in reversed(to_mix(problem)):
         times = times_of(each)
         ticks, mix = _soonest_equal(times)
         us = ticks / each.costs.ticks_per_us
         if not mix or (best is not None and us > PAYS * best[0]):
             break
-        best = us, times, _plan_of(mix)
-    return best
+        best = us, times
+    if best is None:
+        return None
+    times = best[1]
+    return _greedy(times)[0] / times.problem.costs.ticks_per_us, times, greedy_mix(times)
 
 
-def best_mix(times: StepTimes, *, like: StepPlan | None = None, until: Deadline = NEVER) -> StepPlan | None:
+def best_mix(
+    times: StepTimes, *, like: StepPlan | None = None, until: Deadline = NEVER, patient: bool = False
+) -> StepPlan | None:
     """Mixed plan of an allreduce with the least estimated finish that is found.
 
     None if more than `MOST_RESOURCES` resources can cause delays, or if every plan has a step with too many
-    sends. Without time to compile the kernel, the mix of equal parts of one plan is returned.
+    sends. Without time to compile the kernel of simulated annealing, the plan of `greedy_mix` is returned.
 
     - `like`: Good mixed plan of the same problem in other chunks, from which the search starts.
     - `until`: Deadline after which the search ends.
+    - `patient`: True for further runs of annealing (`_MORE_RUNS`).
     """
     from taccl.baselines.multiplying_annealing import Annealing  # it loads kernels
 
     mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
-    best_ticks, best = _soonest_equal(times)
+    _, best, plans = _greedy(times)
     if not best:
         return None
-    # Leave out plans that end no earlier than the best mix even if they have only a small part of the chunks.
-    least = max(1, num_chunks // _MOST_PARTS)
-    soon = [part for part in mixes.parts if mixes.finish([mixes.timed(part, least)]) < best_ticks]
     if like is not None:
         best = min(best, _scaled(mixes, like, num_chunks), key=mixes.finish)
-    annealing = Annealing(times, mixes.resources, soon, most_parts=_MOST_PARTS, until=until)
-    for seed, (moves, warm) in enumerate(_RUNS if like is None else _MILD_RUNS):
+    annealing = Annealing(times, mixes.resources, plans, most_parts=_MOST_PARTS, until=until)
+    more = _MORE_RUNS if patient else ()
+    for seed, (moves, warm) in enumerate((*_RUNS, *more) if like is None else _MILD_RUNS):
         parts = annealing.improved([(each.part, each.size) for each in best], moves, warm, seed)
         best = min(best, [mixes.timed(*each) for each in parts], key=mixes.finish)
     return _plan_of(best)
@@ -180,6 +211,22 @@ def best_mix(times: StepTimes, *, like: StepPlan | None = None, until: Deadline 
 
 def _plan_of(mix: Mix) -> StepPlan:
     return StepPlan(tuple(each.part for each in mix), MIXED, tuple(each.size for each in mix))
+
+
+def in_coarse_chunks(
+    problems: Sequence[Problem], plans: Sequence[StepPlan]
+) -> tuple[StepTimes, list[StepPlan]] | None:
+    """(times, mixed plans) in the coarsest chunks in which all parts of the plans keep their shares.
+
+    None if no problem but the first one has such chunks.
+
+    - `problems`: The problem in fewer and fewer chunks.
+    """
+    for problem in reversed(problems[1:]):
+        times, num_chunks = times_of(problem), problem.collective.num_chunks
+        if all(size * num_chunks % sum(plan.sizes) == 0 for plan in plans for size in plan.sizes):
+            return times, [_plan_of(_scaled(_mixes_of(times), plan, num_chunks)) for plan in plans]
+    return None
 
 
 def _scaled(mixes: MixTimes, plan: StepPlan, num_chunks: int) -> Mix:

@@ -32,6 +32,8 @@ from taccl._internal.units import format_count
 
 #: Names of the kinds of plans whose parts send separate messages: `BEHIND`, `BY_NODE` and `MIXED`.
 BEHIND, BY_NODE, MIXED = "one behind another", "node by node", "mixed"
+#: Max ratio of the group sizes (bases of digits) of two steps that count as similar.
+_ALIKE = 2
 
 
 class Digit(NamedTuple):
@@ -133,6 +135,19 @@ class PlanStep(NamedTuple):
 def straight_digit(num_nodes: int, num_local: int) -> Digit:
     """Digit of a step in which each rank exchanges directly with all ranks of other nodes."""
     return Digit(True, (num_nodes - 1) * num_local + 1, 0)
+
+
+def is_simple(plan: StepPlan) -> bool:
+    """True if a plan treats all chunks alike, with at most two steps in nodes and two between nodes.
+
+    The two steps inside nodes have groups of similar size, and so do the two between nodes.
+    """
+    if plan.how:
+        return False
+    part = plan.parts[0]
+    digits = (*part.scattered, *part.summed)
+    bases = [[digit.base for digit in digits if digit.across is across] for across in (False, True)]
+    return all(len(some) <= 2 and max(some, default=0) <= _ALIKE * min(some, default=0) for some in bases)
 
 
 def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most: int) -> Iterator[StepPlan]:

@@ -16,7 +16,7 @@ from taccl.baselines import multiplying, multiplying_annealing, one_shot, recurs
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_annealing import Annealing
 from taccl.baselines.multiplying_mix_times import MixTimes
-from taccl.baselines.multiplying_mixes import best_mix, soonest_mix, times_of, to_mix
+from taccl.baselines.multiplying_mixes import best_mix, greedy_mix, soonest_mix, times_of, to_mix
 from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_mixable, all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
@@ -393,8 +393,10 @@ def test_a_mixed_plan_is_built_only_if_it_may_be_earlier():
     """A mixed plan whose estimate is not below a known finish is not built."""
     problem = make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     problem = replace(problem, chunks_open=True)
-    first = Estimated.mixed(problem)
-    assert mixed_schedule(problem, Deadline.after(0), below_us=first.us) is None
+    times = times_of(to_mix(problem)[0])
+    first_us = times.ticks(greedy_mix(times)) / times.problem.costs.ticks_per_us
+    assert first_us < Estimated.mixed(problem).us
+    assert mixed_schedule(problem, Deadline.after(0), below_us=first_us) is None
     assert Estimated.of(problem, most_us=Estimated.of(problem).us * 0.99) is None
 
 
@@ -519,7 +521,7 @@ def test_a_mix_scatters_some_chunks_between_nodes_first(annealed):
     Local search from mixes of equal parts ends at 13.50 us.
     """
     topology = taccl.topologies.dgx_h100(2, protocol="ll")
-    problem = to_mix(make_problem(topology, "allreduce", size_bytes=10**6))[1]
+    problem = to_mix(make_problem(topology, "allreduce", size_bytes=10**6))[0]
     times = times_of(problem)
     assert times.ticks(best_mix(times)) < 13.4 * problem.costs.ticks_per_us
 

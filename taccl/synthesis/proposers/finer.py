@@ -73,7 +73,7 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
 _MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.1
-_MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE = 1.5e-6, 0.6, 0.6
+_MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE = 0.8e-6, 0.6, 0.6
 
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
 #: `_MIX_SHARE`: share of the time left for mixes of trees on meshes, where they usually finish first.
@@ -231,7 +231,9 @@ class _Forms:
     def improve_mix(self) -> None:
         """Improve the mixed plan by simulated annealing, in as fine chunks as there is time to build."""
         latest = self.at_least(self.deadline)
-        ends_at = latest.sooner(_MIXES_SHARE * self.left_s(self.deadline))
+        # If baselines may be late, no time is left for later steps.
+        share = 1.0 if self.deadline.at_s > self.search.options.ends_s else _MIXES_SHARE
+        ends_at = latest.sooner(share * self.left_s(self.deadline))
         fit = [each for each in self.to_mix if _mix_s(each) <= _MIX_BUILD_SHARE * ends_at.left_s]
         fit = fit or self.to_mix[-1:]
         if _mix_s(fit[0]) + busy_factor() * _FIRST_RUN_S > ends_at.left_s:
@@ -241,7 +243,9 @@ class _Forms:
         # The search often takes all its time. If the machine is busy, building takes longer than estimated.
         with latest.sooner(max(ends_at.left_s + build_s, self.deadline.left_s)).enforced():
             until = ends_at.later(-build_s)
-            found = mixed_schedule(self.problem, until, below_us=self.finish_us, most_transfers=most)
+            found = mixed_schedule(
+                self.problem, until, below_us=self.finish_us, most_transfers=most, patient=True
+            )
             if found is not None:
                 self._keep(found)
 

@@ -50,7 +50,7 @@ from taccl.synthesis.transforms.switches import by_switches
 _CUT_SHARE = 0.25
 #: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
 #: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search.
-_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
+_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.2
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
@@ -355,6 +355,8 @@ def propose_first(search: Search) -> None:
     late_s = min(_MOST_LATE_S, (busy_factor() - 1) * (options.ends_s - options.began_s))
     with search.postponed(late_s):
         run(search, FIRST)
+    for other in search.others:  # made under the postponed deadline
+        other.deadline = replace(other.deadline, at_s=min(other.deadline.at_s, search.deadline.at_s))
     run(search, SECOND)
 
 
