@@ -249,5 +249,6 @@ def _placed(placement: Placement, hosts: Sequence[str]) -> list[str]:
         raise InputError(f"found {len(hosts)} slots for {count} ranks; name a slot for each", where="hosts")
     for name in hosts:
         if not _HOST.fullmatch(name) or ":" in name:
-            raise InputError(f"found {shown(repr(name), 60)}; expected the name of a host", where="hosts")
+            said = "expected names of hosts that launchers read, such as node-1; give a file with such names"
+            raise InputError(f"found {shown(repr(name), 60)}; {said}", where="hosts")
     return [hosts[slot] for slot in placement.order]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
@@ -84,7 +85,9 @@ def _numbers(text: str, item: str) -> Iterator[str]:
     for each in text.split(","):
         found = _RANGE.fullmatch(each)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if found is None or not 0 <= last - first < _MOST_NAMES:
+        if last - first >= _MOST_NAMES:
+            raise InputError(f"found more than {_MOST_NAMES} names in {shown(item, 60)}; expected fewer")
+        if found is None or last < first:
             said = f"found {shown(repr(each), 60)} in {shown(item, 60)}; expected a number, or a rising range"
             raise InputError(f"{said} such as 01-16")
         for number in range(first, last + 1):
@@ -121,6 +124,10 @@ def load_slurm(
         said = f"found {format_count(len(chosen), 'host')}; expected 2 to {_MOST_HOSTS}"
         raise InputError(f"{said}; name those of the job (--hosts)", where="hosts")
     clusters, depth, num_parts = _clusters(parts, chosen)
+    times = Counter(host for group in parts[0] for host in group)
+    if shared := next((host for host in dict.fromkeys(chosen) if times[host] > 1), None):
+        said = f"switches that share hosts, such as {shown(shared, 60)}, form one cluster"
+        fabric = fabric._replace(notes=(*fabric.notes, said))
     innermost = "a host" if len(set(chosen)) < len(chosen) else "the innermost switch or block"
     assumed = [*fabric.notes, f"latencies {USUAL_LATENCY_US:g} us inside {innermost}"]
     if clusters:

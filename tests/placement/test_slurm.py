@@ -102,6 +102,16 @@ def test_a_switch_below_two_others_joins_them(tmp_path):
     assert load_slurm(written(tmp_path, text)).clusters == ((0, 0, 1, 1),)
 
 
+def test_switches_that_share_a_host_are_noted(tmp_path):
+    """If a host is below two leaf switches, their hosts form one cluster, and the probe says so."""
+    text = "SwitchName=a Nodes=n[0-2]\nSwitchName=b Nodes=n[2-4]\nSwitchName=c Nodes=n[5-6]\n"
+    probe = load_slurm(written(tmp_path, text + "SwitchName=top Switches=a,b,c\n"))
+    assert probe.clusters == ((0, 0, 0, 0, 0, 1, 1),)
+    assert "switches that share hosts, such as n2, form one cluster" in probe.assumed
+    alone = load_slurm(written(tmp_path, text, "b.conf"), hosts=["n5", "n6"])
+    assert not any("share hosts" in each for each in alone.assumed)
+
+
 def test_several_ranks_of_a_host_form_the_innermost_cluster(tmp_path):
     """A host that is named twice has two ranks; they are nearer to each other than to ranks behind a switch."""
     text = "SwitchName=s0 Nodes=n[0-1]\nSwitchName=s1 Nodes=n[2-3]\nSwitchName=top Switches=s[0-1]\n"
@@ -126,6 +136,7 @@ def test_hosts_of_a_job_are_chosen():
         ("SwitchName=a Nodes=n[1-2]\nSwitchName=b Switches=c\n", "above c, which is not defined"),
         ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", "switch a above itself"),
         ("SwitchName=a\n", "found a without Nodes and Switches"),
+        ("SwitchName=a Nodes=n[0-99999999]\n", "line 1: found more than .* names in n.0-99999999.; expected fewer"),
         ("SwitchName=a Nodes=n[1-2]\nBlockName=b Nodes=n[3-4]\n", "line 2: found BlockName"),
         ("RingName=r Nodes=n[1-4]\n", "expected SwitchName or BlockName"),
         ("SwitchName=a Nodes=n[1-2]\nSwitchName=a Nodes=n3\n", "found a twice"),
