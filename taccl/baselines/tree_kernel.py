@@ -29,7 +29,25 @@ _SMALL = 1e-3
 _ROUNDING = 1e-12
 
 
-class _Room(NamedTuple):
+class Rules(NamedTuple):
+    """Rules of a sweep over all shares.
+
+    - `sharp`: Sharpness of the smooth maximum over the links of a step, per us.
+    - `clashes`: True if a link that both adds and copies in a step takes a latency longer.
+    - `drifts`: True if no link waits for the end of a step on other links (`taccl.baselines.tree_times`).
+      All shares must have trees.
+    - `tries`: Number of changes that are tried with each tree.
+    - `others`: A share tries its own core, and each other core with probability 1 / `others`.
+    """
+
+    sharp: float
+    clashes: bool
+    drifts: bool
+    tries: int
+    others: int
+
+
+class Room(NamedTuple):
     """Storage for the trees of one share.
 
     - `price`: (2, num_classes, num_steps) prices of sends that add, then of those that copy in reversed time.
@@ -40,6 +58,9 @@ class _Room(NamedTuple):
     - `renewed`: (num_ranks,) ranks whose rows a change of a tree renews.
     - `way`, `step`: (2, num_ranks), as in `Shares`, of the trees before.
     - `before`: As in `Times`.
+    - `least`, `shape`: (2, num_steps + 1) least cost of a tree by its number of steps, and its number.
+    - `weight`: (2, num_classes, num_steps) increase of the finish per us of a message.
+    - `orders`: (num_cores, num_shapes, num_ranks) ranks of initial trees from the leaves to the hubs.
     """
 
     price: Floats
@@ -51,6 +72,31 @@ class _Room(NamedTuple):
     way: Ints
     step: Ints
     before: Ints
+    least: Floats
+    shape: Ints
+    weight: Floats
+    orders: Ints
+
+
+def room_for_trees(cores: Cores, shares: Shares, times: Times) -> Room:
+    """Storage for the trees of one share."""
+    num_ranks = shares.way.shape[2]
+    _, num_classes, num_steps = shares.sends.shape
+    return Room(
+        np.empty((2, num_classes, num_steps)),
+        np.empty((2, num_ranks, num_steps + 1)),
+        np.empty((2, num_ranks, num_steps + 1)),
+        np.zeros(num_ranks, np.int64),
+        np.empty(num_ranks, np.int64),
+        np.empty(num_ranks, np.int64),
+        np.empty((2, num_ranks), np.int64),
+        np.empty((2, num_ranks), np.int64),
+        times.before,
+        np.empty((2, num_steps + 1)),
+        np.empty((2, num_steps + 1), np.int64),
+        np.empty((2, num_classes, num_steps)),
+        np.empty(cores.way.shape, np.int64),
+    )
 
 
 @inner
@@ -95,7 +141,7 @@ def _busy_us(grid: Grid, count: Ints, c: int, k: int, clashes: bool) -> float:
 def _smoothed(grid: Grid, count: Ints, sharp: float, clashes: bool, weight: Floats) -> float:
     """Finish in us, with a smooth maximum over the links of each step.
 
-    - `sharp`, `clashes`: As in `reassign`.
+    - `sharp`, `clashes`: As in `Rules`.
     - `weight`: (2, num_classes, num_steps) increase of this finish per us of a message; set.
     """
     _, num_classes, num_steps = count.shape
@@ -164,7 +210,7 @@ def _sort(near: Ints, way: Ints, order: Ints, step: Ints) -> None:
 
 
 @inner
-def _renew(grid: Grid, half: int, way: Ints, v: int, due: int, room: _Room) -> None:
+def _renew(grid: Grid, half: int, way: Ints, v: int, due: int, room: Room) -> None:
     """Set a rank's least costs by each step up to `due` in its spare rows, which then hold."""
     side = room.side
     side[v] = 1 - side[v]
@@ -193,7 +239,7 @@ def _renew(grid: Grid, half: int, way: Ints, v: int, due: int, room: _Room) -> N
 
 
 @inner
-def _total(num_hubs: int, due: int, room: _Room) -> float:
+def _total(num_hubs: int, due: int, room: Room) -> float:
     """Least cost of the trees to all hubs by a step."""
     num_ranks = len(room.order)
     last = room.order[num_ranks - 1]
@@ -204,7 +250,7 @@ def _total(num_hubs: int, due: int, room: _Room) -> float:
 
 
 @inner
-def _cost(grid: Grid, half: int, way: Ints, num_hubs: int, due: int, room: _Room) -> float:
+def _cost(grid: Grid, half: int, way: Ints, num_hubs: int, due: int, room: Room) -> float:
     """Least cost of trees, for hubs due by a step."""
     _sort(grid.near, way, room.order, room.step[half])
     for i in range(len(way)):
@@ -213,7 +259,7 @@ def _cost(grid: Grid, half: int, way: Ints, num_hubs: int, due: int, room: _Room
 
 
 @inner
-def _time(grid: Grid, half: int, way: Ints, due: int, room: _Room) -> None:
+def _time(grid: Grid, half: int, way: Ints, due: int, room: Room) -> None:
     """Set the steps of the sends of the cheapest trees, after `_cost`, for hubs due by a step."""
     num_ranks, step = len(way), room.step[half]
     for i in range(num_ranks - 1, -1, -1):
@@ -232,7 +278,7 @@ def _time(grid: Grid, half: int, way: Ints, due: int, room: _Room) -> None:
 
 @inner
 def _mutate(
-    grid: Grid, half: int, num_hubs: int, due: int, tries: int, room: _Room, random: NDArray[np.uint64]
+    grid: Grid, half: int, num_hubs: int, due: int, tries: int, room: Room, random: NDArray[np.uint64]
 ) -> None:
     """Let ranks of the trees `room.way[half]` send to other neighbours, as long as that costs no more."""
     near, way, step, renewed = grid.near, room.way[half], room.step[half], room.renewed
@@ -271,14 +317,9 @@ def _mutate(
 
 
 @inner
-def _choose(
-    grid: Grid, cores: Cores, orders: Ints, least: Floats, shape: Ints, core: int, room: _Room
-) -> tuple[float, int]:
-    """(least cost of all sends of a core, first step of its exchange), over the core's initial trees.
-
-    - `orders`: (num_shapes, num_ranks) ranks of the trees from the leaves to the hubs.
-    - `least`, `shape`: (2, num_steps + 1) least cost of a tree by its number of steps, and its number; set.
-    """
+def _choose(grid: Grid, cores: Cores, core: int, room: Room) -> tuple[float, int]:
+    """(least cost of all sends of a core, first step of its exchange), over the core's initial trees."""
+    orders, least, shape = room.orders[core], room.least, room.shape
     num_shapes, num_ranks = orders.shape
     num_steps, length = room.price.shape[2], cores.length[core]
     for half in range(2):
@@ -304,7 +345,7 @@ def _choose(
 
 
 @inner
-def _swap(grid: Grid, cores: Cores, shares: Shares, i: int, core: int, begin: int, room: _Room) -> None:
+def _swap(grid: Grid, cores: Cores, shares: Shares, i: int, core: int, begin: int, room: Room) -> None:
     """Exchange the trees of a share, whose sends are not counted, for those in `room`; count their sends."""
     for half in range(2):
         for v in range(shares.way.shape[2]):
@@ -325,49 +366,27 @@ def _finish_us(
     return float(_smoothed(grid, count, sharp, clashes, weight))
 
 
-@compiled(allocates=True)
-def reassign(
-    grid: Grid,
-    cores: Cores,
-    shares: Shares,
-    sharp: float,
-    clashes: bool,
-    drifts: bool,
-    tries: int,
-    others: int,
-) -> bool:
+def sweep(grid: Grid, cores: Cores, shares: Shares, rules: Rules) -> bool:
+    """Give each share the cheapest trees found for it (`reassign`), with fresh storage."""
+    times = room_for_times(grid, cores, shares)
+    return reassign(grid, cores, shares, rules, times, room_for_trees(cores, shares, times))
+
+
+@compiled
+def reassign(grid: Grid, cores: Cores, shares: Shares, rules: Rules, times: Times, room: Room) -> bool:
     """Give each share in turn the cheapest trees found for it; false if there are too few steps.
 
     A share keeps its trees if others do not reduce the finish, which is smoothed unless links drift.
 
-    - `sharp`: Sharpness of the smooth maximum over the links of a step, per us.
-    - `clashes`: True if a link that both adds and copies in a step takes a latency longer.
-    - `drifts`: True if no link waits for the end of a step on other links (`taccl.baselines.tree_times`).
-      All shares must have trees.
-    - `tries`: Number of changes that are tried with each tree.
-    - `others`: A share tries its own core, and each other core with probability 1 / `others`.
+    - `times`, `room`: Storage, as from `room_for_times` and `room_for_trees`.
     """
     num_shares, num_ranks = shares.way.shape[1:]
-    _, num_classes, num_steps = shares.sends.shape
+    num_steps = shares.sends.shape[2]
     num_cores, num_shapes = cores.way.shape[:2]
-    times = room_for_times(grid, cores, shares)
-    room = _Room(
-        np.empty((2, num_classes, num_steps)),
-        np.empty((2, num_ranks, num_steps + 1)),
-        np.empty((2, num_ranks, num_steps + 1)),
-        np.zeros(num_ranks, np.int64),
-        np.empty(num_ranks, np.int64),
-        np.empty(num_ranks, np.int64),
-        np.empty((2, num_ranks), np.int64),
-        np.empty((2, num_ranks), np.int64),
-        times.before,
-    )
-    least, shape = np.empty((2, num_steps + 1)), np.empty((2, num_steps + 1), np.int64)
-    weight = np.empty((2, num_classes, num_steps))
-    orders = np.empty((num_cores, num_shapes, num_ranks), np.int64)
+    sharp, clashes, drifts, weight = rules.sharp, rules.clashes, rules.drifts, room.weight
     for core in range(num_cores):
         for s in range(num_shapes):
-            _sort(grid.near, cores.way[core, s], orders[core, s], room.step[0])
+            _sort(grid.near, cores.way[core, s], room.orders[core, s], room.step[0])
     for i in range(num_shares if drifts else 0):
         list_sends(grid, cores, shares, i, times)
     order_sends(times)
@@ -385,12 +404,12 @@ def reassign(
         _set_prices(grid, shares, sharp, clashes, drifts, weight, room.price)
         best, core, begin, collects, spreads = np.inf, -1, -1, -1, -1
         for each in range(num_cores):
-            if own >= 0 and each != own and draw_below(shares.random, others) > 0:
+            if own >= 0 and each != own and draw_below(shares.random, rules.others) > 0:
                 continue
-            cost, at = _choose(grid, cores, orders[each], least, shape, each, room)
+            cost, at = _choose(grid, cores, each, room)
             if cost < best:
                 best, core, begin = cost, each, at
-                collects, spreads = shape[0, at], shape[1, num_steps - cores.length[each] - at]
+                collects, spreads = room.shape[0, at], room.shape[1, num_steps - cores.length[each] - at]
         if core < 0:
             if own < 0:
                 return False
@@ -405,7 +424,7 @@ def reassign(
                 if _cost(grid, half, shares.way[half, i], cores.num_hubs[core], due, room) <= fresh:
                     for v in range(num_ranks):
                         room.way[half, v] = shares.way[half, i, v]
-            _mutate(grid, half, cores.num_hubs[core], due, tries, room, shares.random)
+            _mutate(grid, half, cores.num_hubs[core], due, rules.tries, room, shares.random)
         for v in range(num_ranks):
             room.step[1, v] = num_steps - 1 - room.step[1, v]
         _swap(grid, cores, shares, i, core, begin, room)

@@ -21,8 +21,8 @@ from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
 from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.mesh_images import classes_of_links, distinct_images, images
-from taccl.baselines.tree_kernel import reassign
-from taccl.baselines.tree_times import Cores, Grid, Shares, finish_us
+from taccl.baselines.tree_kernel import Rules, reassign, sweep
+from taccl.baselines.tree_times import Cores, Grid, Shares, finish_us, room_for_times
 from taccl.problem.making import make_problem
 from taccl.topology.fabrics import mesh
 from taccl.topology.recognise import grid_of
@@ -310,9 +310,9 @@ class _Mixes:
             np.array([1], np.uint64),
         )
         low, high = _SHARPNESS[0], _SHARPNESS[1 if sweeps == _BRIEF else 2]
-        for sweep in range(sweeps):
-            sharp = low * (high / low) ** (sweep / (sweeps - 1)) * steps / self.busy_us
-            counts = sweep >= _FREE * sweeps
+        for each in range(sweeps):
+            sharp = low * (high / low) ** (each / (sweeps - 1)) * steps / self.busy_us
+            counts = each >= _FREE * sweeps
             if counts and closes:
                 fewer = shares.sends.argmin(axis=0) == np.arange(2)[:, None, None]
                 few_us = shares.sends.min(axis=0) * self._grid(shares).beta[:, None]
@@ -337,11 +337,11 @@ class _Mixes:
             return self._drifted[key]
         shares, cores = _divided(start, parts)
         low, high = _DRIFT_SHARPNESS
-        for sweep in range(_DRIFTING):
-            sharp = low * (high / low) ** (sweep / (_DRIFTING - 1)) * start.steps / self.busy_us
+        for each in range(_DRIFTING):
+            sharp = low * (high / low) ** (each / (_DRIFTING - 1)) * start.steps / self.busy_us
             self._reassign(cores, shares, sharp, drifts=True)
             finish = self._finish_us(cores, shares)
-            if until.has_passed or (sweep >= _HOPELESS * _DRIFTING and finish > _PAYS * best_us):
+            if until.has_passed or (each >= _HOPELESS * _DRIFTING and finish > _PAYS * best_us):
                 break
         found = _Found(finish, start.number, start.steps, shares, cores)
         if not until.has_passed:
@@ -352,11 +352,12 @@ class _Mixes:
         self, cores: Cores, shares: Shares, sharp: float, *, clashes: bool = False, drifts: bool = False
     ) -> bool:
         """Run a sweep over all shares; false if there are too few steps."""
-        return reassign(self._grid(shares), cores, shares, sharp, clashes, drifts, _TRIES, _OTHERS)
+        return sweep(self._grid(shares), cores, shares, Rules(sharp, clashes, drifts, _TRIES, _OTHERS))
 
     def _finish_us(self, cores: Cores, shares: Shares) -> float:
         """Finish of all shares."""
-        return finish_us(self._grid(shares), cores, shares)
+        grid = self._grid(shares)
+        return finish_us(grid, cores, shares, room_for_times(grid, cores, shares))
 
     def _grid(self, shares: Shares) -> Grid:
         """Grid with the costs of one share: the beta of each link, divided by the number of shares."""

@@ -110,22 +110,17 @@ class Times(NamedTuple):
     joined: NDArray[np.bool_]
 
 
-@inner(allocates=True)
 def room_for_times(grid: Grid, cores: Cores, shares: Shares) -> Times:
     """Storage for times; each message comes after those of all earlier steps."""
     num_shares, num_ranks = shares.way.shape[1:]
     _, num_classes, num_steps = shares.sends.shape
     before = np.empty((2, num_classes, num_classes, num_steps), np.int64)
-    for k in range(num_steps):
-        before[:, :, :, k] = k  # to assign an array would compile its broadcasting (2 s)
-    joined = np.zeros((2, num_classes, num_classes), np.bool_)
+    before[:] = np.arange(num_steps)
+    joined = np.zeros((2, num_classes, num_classes), bool)
+    is_path = (grid.near[:, :, None] >= 0) & (grid.near[grid.near] >= 0)
     for half in range(2):
-        for v in range(num_ranks):
-            for way in range(grid.near.shape[1]):
-                u = grid.near[v, way]
-                for onward in range(grid.near.shape[1] if u >= 0 else 0):
-                    if grid.near[u, onward] >= 0:
-                        joined[half, grid.kind[half, v, way], grid.kind[half, u, onward]] = True
+        first = np.broadcast_to(grid.kind[half][:, :, None], is_path.shape)
+        joined[half, first[is_path], grid.kind[half][grid.near][is_path]] = True
     most_sends = 2 * num_ranks + cores.kind.shape[1]
     return Times(
         np.empty((num_shares, most_sends, 3), np.uint32),
@@ -227,7 +222,7 @@ def arrivals(grid: Grid, count: Ints, times: Times, back: int) -> float:
 def weigh(grid: Grid, count: Ints, times: Times, sharp: float, weight: Floats) -> None:
     """Set weights of messages, and which messages come before which.
 
-    - `sharp`: As in `reassign`.
+    - `sharp`: As in `taccl.baselines.tree_kernel.Rules`.
     - `weight`: (2, num_classes, num_steps) weights, which fall with the slack; at most 1 in each step.
     """
     finish = 0.0
@@ -260,10 +255,12 @@ def weigh(grid: Grid, count: Ints, times: Times, sharp: float, weight: Floats) -
                     times.before[half, c, d, k] = number
 
 
-@compiled(allocates=True)
-def finish_us(grid: Grid, cores: Cores, shares: Shares) -> float:
-    """Finish of all shares."""
-    times = room_for_times(grid, cores, shares)
+@compiled
+def finish_us(grid: Grid, cores: Cores, shares: Shares, times: Times) -> float:
+    """Finish of all shares.
+
+    - `times`: Storage, as from `room_for_times`.
+    """
     for i in range(len(shares.core)):
         list_sends(grid, cores, shares, i, times)
     order_sends(times)
