@@ -6,7 +6,7 @@ import numpy as np
 
 from taccl._internal.caching import cached
 from taccl._internal.units import format_count
-from taccl.measure.facts import HEALTHY
+from taccl.measure.facts import HEALTHY, WITHIN_ERROR
 from taccl.measure.library import Run
 from taccl.measure.library_costs import ASSUMED_VERSION, Costs
 from taccl.measure.machine import import_network, machine_of
@@ -38,14 +38,15 @@ def tree_limit_gb_per_s(topology: Topology) -> float:
 
 
 def few_channels(costs: Costs, series: Series) -> str:
-    """Clause on the channels of a message between nodes, if few channels left its NIC idle; else empty."""
+    """Clause on the channels of a message between nodes, if these explain its rate; else empty."""
     num_ranks, num_nodes = series.num_ranks, series.num_nodes
     is_message = series.collective == POINT_TO_POINT and not series.streams
     if not is_message or costs.fitted is not None or not 1 < num_nodes <= num_ranks:
         return ""
     num = Run(costs, POINT_TO_POINT, num_ranks, num_nodes, np.zeros(1)).message_channels
+    rate, carried = largest_rate(series), num * PAIR_CHANNEL_NETWORK_GB_PER_S
     full = HEALTHY * costs.nic_gb_per_s
-    if num * PAIR_CHANNEL_NETWORK_GB_PER_S >= full or largest_rate(series) >= full * costs.network.efficiency:
+    if carried >= full or not WITHIN_ERROR * carried <= rate < full * costs.network.efficiency:
         return ""
     library = f"NCCL {'.'.join(map(str, costs.version))}"
     return (
