@@ -25,13 +25,6 @@ _FLAT = 0.5
 #: This residual penalises a slow protocol, as a library chooses the one that it predicts to be fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
-#: {parameter: (least value, greatest value)}, by physics.
-#: LL sends a flag with each word, and no hop takes more than 5 times the time in NCCL's table.
-LIMITS = {
-    **dict.fromkeys(("ll_latency", "ll128_latency", "simple_latency"), (1e-3, 5.0)),
-    "ll_share": (0.2, 0.5), "ll128_share": (0.2, 1.0),
-}  # fmt: skip
-_NO_LIMIT = (1e-6, 1e9)
 #: Step in the logarithm of a parameter for finite differences of residuals.
 _STEP = 1e-7
 
@@ -146,7 +139,8 @@ def refit(
 
 
 def _task(observed: Sequence[Observed], priors: Sequence[Parameter]) -> _Fitting:
-    return _Fitting(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
+    means, spreads = np.log([each.value for each in priors]), np.array([each.spread for each in priors])
+    return _Fitting(observed, means, spreads, np.log([(each.least, each.most) for each in priors]))
 
 
 def _first_protocols(each: Observed) -> Ints:
@@ -182,11 +176,15 @@ def _starts(task: _Fitting) -> Iterable[Floats]:
 
 @dataclass(frozen=True, slots=True)
 class _Fitting:
-    """Fitting problem: series, and normal priors of the parameters' logarithms (means and spreads)."""
+    """Fitting problem: series, and normal priors of the parameters' logarithms (means and spreads).
+
+    - `limits`, (parameters, 2): Logarithms of the least and greatest values.
+    """
 
     observed: Sequence[Observed]
     means: Floats
     spreads: Floats
+    limits: Floats
 
     def residuals(self, protocols: Protocols, logs: Floats, *, smoothed: bool = True) -> Floats:
         """Residuals, (..., num): prediction errors, protocol penalties, and distances to the priors.
@@ -228,7 +226,7 @@ class _Fitting:
             logs[free] = values
             return logs
 
-        low, high = np.log([LIMITS.get(name, _NO_LIMIT) for name in PARAMETERS]).T[:, free]
+        low, high = self.limits[free].T
         begin = np.clip(start[free], low + 1e-9, high - 1e-9)
         found = least_squares(
             lambda values: self.residuals(protocols, at(values)), begin,

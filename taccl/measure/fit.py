@@ -16,7 +16,6 @@ from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import irregularity_note
 from taccl.measure.estimate import (
     CONTRADICTED,
-    LIMITS,
     Estimate,
     Observed,
     cost_of,
@@ -49,6 +48,8 @@ from taccl.topology.topology import Topology
 _MIN_SIZES = 3
 #: Max 90th percentile of the relative errors; above it, a note says that some sizes fit badly.
 WORST_P90 = 0.2
+#: Max ratio of a fitted value to its physical limit at which it counts as limited.
+_NEAR = 1.005
 _FOLDS = 10
 #: Prior rate of a NIC in GB/s for a topology without a network, where it has no effect.
 _USUAL_NIC = 25.0
@@ -112,7 +113,8 @@ def fit(
     on, guesses = (None, []) if isinstance(topology, str) else _with_guesses(topology, gpus)
     machine = find_machine(str(topology)) if on is None else figures_of(on)
     rates_source = f"profile nominal of {machine.name}" if on is None else machine.name
-    before = priors(machine.node_gb_per_s, machine.network_gb_per_s or _USUAL_NIC, rates_source)
+    wires = machine.node_gb_per_s, machine.network_gb_per_s or _USUAL_NIC
+    before = priors(*wires, rates_source, is_wire=on is None)
     most = max(each.num_ranks for log in read for each in log.series)
     most_nodes = nodes or max(each.num_nodes for log in read for each in log.series)
     local = local_ranks(machine.ranks_per_node, most_nodes or 1, ranks, without_ranks)
@@ -151,7 +153,7 @@ def fit(
         *slowed,
         *mismatches(read, kept, machine, rates),
         *guesses,
-        *_at_limits(parameters),
+        *_at_limits(parameters, before),
         *([poor] if p90 > WORST_P90 else []),
         *(f"{each.source}: {note}" for each in kept if (note := irregularity_note(each))),
     )
@@ -247,15 +249,16 @@ def _without_few_channels(
     return kept, tuple(notes)
 
 
-def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:
+def _at_limits(parameters: Sequence[FittedParameter], before: Sequence[Parameter]) -> Iterator[str]:
     """Yield a sentence for each fitted parameter at its physical limit, with the probable reason."""
-    for each in parameters:
-        least, most = LIMITS.get(each.name, (0.0, np.inf))
-        if not each.determined or least * 1.01 < each.value < most * 0.99:
+    for each, prior in zip(parameters, before, strict=True):
+        if not each.determined or prior.least * _NEAR < each.value < prior.most / _NEAR:
             continue
         why = "another algorithm, or fewer channels, carried these sizes"
         if each.name.endswith("_latency"):
             why = "a slower path than the machine's links was used, possibly through hosts"
+        elif each.name.endswith("_gb_per_s"):
+            why = "the times need more than its wire carries; check --topology, the ranks, and which NIC sent"
         yield f"{each.name} is at its limit of {each.value:.3g}, its physical limit: {why}"
 
 

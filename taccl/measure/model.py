@@ -38,36 +38,56 @@ COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce"
 _CHANNEL_BYTES = np.array([[float(CHANNEL_BYTES[each.name])] for each in PROTOCOLS])
 
 
+#: Greatest value of a parameter without a physical limit.
+_NO_MOST = 1e9
+
+
 class Parameter(NamedTuple):
-    """A parameter to fit; its logarithm has a normal prior with mean log(`value`) and deviation `spread`."""
+    """A parameter to fit; its logarithm has a normal prior with mean log(`value`) and deviation `spread`.
+
+    - `least`, `most`: Physical limits of its value.
+    """
 
     name: str
     value: float
     spread: float
     unit: str
     source: str
+    least: float = 1e-6
+    most: float = _NO_MOST
 
 
 LATENCIES = ("launch_us", "node_latency", "network_latency", "ll_latency", "ll128_latency", "simple_latency")
 PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll128_share", "channel_us")
+#: Max ratio of a hop's latency inside a node, or of a protocol's latencies, to NCCL's table (our choice).
+_MOST_SCALE = 5.0
+#: {protocol: (least, greatest) share of the bandwidth}; LL sends a flag with each word.
+_SHARES = {"ll": (0.2, 0.5), "ll128": (0.2, 1.0)}
 #: Max channels that the model counts; a library adds channels one by one as messages grow.
 RAMP_CHANNELS = 8
 
 
-def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> tuple[Parameter, ...]:
-    """Priors of all parameters, in the order of `PARAMETERS`."""
+def priors(
+    node_gb_per_s: float, network_gb_per_s: float, rates_source: str, *, is_wire: bool = False
+) -> tuple[Parameter, ...]:
+    """Priors of all parameters, in the order of `PARAMETERS`.
+
+    - `is_wire`: True if the rates are those of the wires, which no fitted rate may exceed.
+    """
     # Priors are wide for networks, which vary, and for bandwidth shares, which resemble other algorithms.
-    rows = [
-        ("launch_us", LAUNCH_US, 0.8, "us", LAUNCH),
-        ("node_latency", 1.0, 0.7, "times", SOURCE),
-        ("network_latency", 1.0, 1.2, "times", SOURCE),
-        *((f"{p.name}_latency", 1.0, 0.8, "times", SOURCE) for p in PROTOCOLS),
-        ("node_gb_per_s", node_gb_per_s, 0.3, "GB/s", rates_source),
-        ("network_gb_per_s", network_gb_per_s, 1.0, "GB/s", rates_source),
-        *((f"{p.name}_share", p.bandwidth_share, 2.0, "share", SOURCE) for p in PROTOCOLS[:-1]),
-        ("channel_us", 0.3, 1.5, "us", "our choice: a further channel's part in a message"),
-    ]
-    return tuple(Parameter(*row) for row in rows)
+    scale = 1e-3, _MOST_SCALE
+    in_node, of_nic = (rate if is_wire else _NO_MOST for rate in (node_gb_per_s, network_gb_per_s))
+    ranges = ((p, *_SHARES[p.name]) for p in PROTOCOLS[:-1])
+    return (
+        Parameter("launch_us", LAUNCH_US, 0.8, "us", LAUNCH),
+        Parameter("node_latency", 1.0, 0.7, "times", SOURCE, *scale),
+        Parameter("network_latency", 1.0, 1.2, "times", SOURCE),
+        *(Parameter(f"{p.name}_latency", 1.0, 0.8, "times", SOURCE, *scale) for p in PROTOCOLS),
+        Parameter("node_gb_per_s", node_gb_per_s, 0.3, "GB/s", rates_source, most=in_node),
+        Parameter("network_gb_per_s", network_gb_per_s, 1.0, "GB/s", rates_source, most=of_nic),
+        *(Parameter(f"{p.name}_share", p.bandwidth_share, 2.0, "share", SOURCE, *at) for p, *at in ranges),
+        Parameter("channel_us", 0.3, 1.5, "us", "our choice: a further channel's part in a message"),
+    )
 
 
 class Pattern(NamedTuple):

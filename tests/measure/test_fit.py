@@ -220,6 +220,19 @@ def test_shares_stop_at_their_physical_limit(log):
 
 
 @pytest.mark.slow
+def test_no_fit_exceeds_the_wire(log):
+    """A log that is 100 times faster than NVLink gives a link no more than its wire, 450 GB/s: it is refused,
+    and a note names the assumption that fails.
+    """
+    rows = "".join(f"{2**power} 1 float sum -1 {16 + 2**power / 2e7:.2f}\n" for power in range(20, 34, 3))
+    fit = taccl.fit([log(f"# all_reduce_perf -g 8\n# size count type redop root time\n{rows}")], "dgx-h100")
+    assert found_in(fit)["node_gb_per_s"].value == pytest.approx(450, rel=1e-3)
+    assert any("node_gb_per_s is at its limit of 450" in note for note in fit.notes)
+    with pytest.raises(InputError, match="the model does not describe these logs"):
+        fit.to_toml()
+
+
+@pytest.mark.slow
 def test_priors_that_times_contradict_are_given_up(tmp_path):
     """A prior that times contradict is replaced by a fitted value: 1.2 us contradict a launch of 1.8 us."""
     path = tmp_path / "osu.txt"
