@@ -60,7 +60,7 @@ def plain_values(where: str) -> Iterator[None]:
     """Context that builds an object of plain values; `FormatError` if one is missing or of another kind."""
     try:
         yield
-    except InputError:
+    except FormatError:
         raise
     except KeyError as error:
         raise FormatError(f"found no field {error}; it is required", where=where) from None

@@ -39,6 +39,25 @@ def reduce_phase(problem: Problem) -> Problem:
     return _as_costly(phase, problem)
 
 
+def back_in_time(problem: Problem) -> Problem:
+    """Problem in reversed time, of chunks that each go from one rank to one rank, over reversed links.
+
+    So a scatter becomes a gather. `reverse` turns its schedules into schedules of `problem`.
+    """
+    collective = problem.collective
+    phase = replace(
+        problem,
+        topology=problem.topology.reversed(),
+        collective=replace(
+            collective,
+            name=f"{collective.name} (reversed)",
+            chunks=converted(collective.chunks, lambda each: Chunk(each.destinations, each.origins)),
+        ),
+        clauses=problem.clauses.reversed(),
+    )
+    return _as_costly(phase, problem)
+
+
 def _as_costly(phase: Problem, problem: Problem) -> Problem:
     """Return the problem of a phase, with the costs of `problem` copied to it if they are computed already.
 
@@ -91,7 +110,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
     """Reverse a schedule of ``reduce_phase(problem)`` in time to a reduction of `problem`, and re-time it.
 
     The schedule must have at most one arrival per chunk and rank (`prune`). If `problem` is itself a
-    ``reduce_phase``, a reduction becomes a broadcast again.
+    ``reduce_phase``, a reduction becomes a broadcast again; copies of `back_in_time` remain copies.
     """
     return exact_times(
         problem,
@@ -99,7 +118,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
         link=schedule.link,
         starts=schedule.finish_ticks - schedule.end,
         group=schedule.group,
-        reduce=~schedule.reduce,
+        reduce=~schedule.reduce & problem.collective.combining,
         producer=schedule.producer,
     )
 

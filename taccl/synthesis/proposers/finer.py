@@ -264,7 +264,7 @@ class _Forms:
 
     def _keep(self, made: Schedule) -> None:
         """Keep a schedule if it is the earliest, allowed in the search, and valid."""
-        found = _search_for(self.search, made) if made.finish_us < self.finish_us else None
+        found = search_for(self.search, made) if made.finish_us < self.finish_us else None
         if found is not None:
             self.best, self.finish_us = found, made.finish_us
 
@@ -313,7 +313,7 @@ def offer_hubs(search: Search) -> Search | None:
     with suppress(InputError, OutOfTime), until.enforced():
         finer = merging(cut_chunks(problem, parts) if parts > 1 else problem)
         found = hub_sends(finer, plan).schedule(finer, producer=f"bucket (hubs: {plan})")
-        made = _search_for(search, found) if found.finish_us < search.earliest_us else None
+        made = search_for(search, found) if found.finish_us < search.earliest_us else None
     said = "hubs: none better" if made is None else f"hubs: {plan}"
     finish_us = search.best_us if made is None else made.best_us
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=said)
@@ -367,7 +367,7 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             continue
         verify_s = max(_CUT_VERIFY_S, busy_factor() * _VERIFY_TRANSFER_S * found.num_transfers)
         with suppress(InputError, OutOfTime), until.at_least(verify_s).enforced():
-            finer = _search_for(search, found)
+            finer = search_for(search, found)
             if finer is not None:
                 best, finish_us, producer = finer, found.finish_us, found.producer
     message = f"in finer chunks: {producer or 'none better'}{left_out(search, late)}"
@@ -400,7 +400,7 @@ def offer_balanced_groups(search: Search) -> Search | None:
                 found = balanced_schedule(finer, most_transfers=most, improve=False)
                 assert found is not None, "any finish counts"
                 if search.is_open:
-                    made = _search_for(search, found) or made
+                    made = search_for(search, found) or made
                 else:
                     search.offer_whole(found, producer=found.producer, verified=True)
         except (InputError, OutOfTime) as error:
@@ -418,7 +418,7 @@ def _opened(problem: Problem) -> Problem:
     return replace(problem, chunks_open=True)
 
 
-def _search_for(search: Search, found: Schedule) -> Search | None:
+def search_for(search: Search, found: Schedule) -> Search | None:
     """Return a new search that holds `found`, a schedule in finer chunks.
 
     Returns None if this number of chunks is not allowed, or if the cut makes chunks of other sizes. Returns

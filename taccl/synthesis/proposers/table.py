@@ -37,6 +37,7 @@ from taccl.synthesis.proposers.finer import (
     offer_hubs,
 )
 from taccl.synthesis.proposers.large import effort
+from taccl.synthesis.proposers.merged import gathers_or_scatters, offer_merged
 from taccl.synthesis.proposers.ruin import ruin_and_recreate
 from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
@@ -207,6 +208,10 @@ def _is_free(search: Search) -> bool:
     return search.backend == "auto" and search.options.keeps_sends
 
 
+def _may_merge(search: Search) -> bool:
+    return _is_free(search) and _may_be_finer(search)
+
+
 def _along_trees(search: Search) -> Search | None:
     return None if search.is_proven else offer_trees(search)
 
@@ -293,11 +298,16 @@ SECOND: tuple[Turn, ...] = (
 )
 #: The bound over all chunkings, in the time left after the search.
 LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
+#: Proposers in other chunks than the search's, even if its schedule is optimal for these.
+LAST_OF_OTHERS: tuple[Turn, ...] = (
+    Turn(OwnProposer("merged messages", offer_merged, gathers_or_scatters), _may_merge, improves=True),
+    LAST_BOUND,
+)
 #: Proposers that use the time left after the search.
 LAST: tuple[Turn, ...] = (
     Turn(OwnProposer("other baselines", _last_baselines), competes, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
-    LAST_BOUND,
+    *LAST_OF_OTHERS,
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (
