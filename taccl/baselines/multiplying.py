@@ -18,7 +18,6 @@ from taccl.baselines.multiplying_batches import in_batches, places_of
 from taccl.baselines.multiplying_mixes import (
     first_mix,
     greedy_mix,
-    in_coarse_chunks,
     mixed_transfers,
     soonest_mix,
     to_mix,
@@ -141,33 +140,15 @@ def mixed_schedule(
     if (found := soonest_mix(fit, until, patient=patient)) is None:
         return None
     times, plan = found
-    plan = _likeliest(times, [plan, greedy_mix(times)], fit)
-    sends = _sends(times, plan, 1)
-    lists = len(sends.chunk) <= _MOST_LISTED
-    if not lists and times.ticks(plan) >= below_us * times.problem.costs.ticks_per_us:
-        return None
-    return _sooner(times, plan, sends, None, lists=lists)
-
-
-def _likeliest(times: StepTimes, plans: Sequence[StepPlan], problems: Sequence[Problem]) -> StepPlan:
-    """Mixed plan that probably ends first: by its estimate, plus the error of that in coarser chunks.
-
-    Estimates are too low where the latency of a link delays the next send over it.
-
-    - `problems`: The problem in fewer and fewer chunks.
-    """
-    trial = None if plans[0] in plans[1:] else in_coarse_chunks(problems, plans)
-    if trial is None:
-        return plans[0]
-    coarse, trials = trial
-
-    def likely_us(number: int) -> float:
-        made = _sends(coarse, trials[number], 1).schedule(coarse.problem, producer="")
-        late = made.finish_ticks - coarse.ticks(trials[number])
-        ticks = times.ticks(plans[number])
-        return late / coarse.problem.costs.ticks_per_us + ticks / times.problem.costs.ticks_per_us
-
-    return plans[min(range(len(plans)), key=likely_us)]
+    made, below = None, below_us * times.problem.costs.ticks_per_us
+    # If an estimate is too low, a mix that is found without annealing may end sooner.
+    for each in dict.fromkeys((plan,) if times.are_exact else (plan, greedy_mix(times))):
+        sends = _sends(times, each, 1)
+        lists = len(sends.chunk) <= _MOST_LISTED
+        if lists or times.ticks(each) < below:
+            made = _sooner(times, each, sends, made, lists=lists) or made
+            below = min(below, math.inf if made is None else made.finish_ticks)
+    return made
 
 
 def estimated_us(problem: Problem) -> float:

@@ -24,7 +24,7 @@ from taccl.baselines.spread import cut_chunks, may_merge, merging, without_sketc
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from taccl._internal.deadline import Deadline
     from taccl.problem.problem import Problem
@@ -211,22 +211,6 @@ def best_mix(
 
 def _plan_of(mix: Mix) -> StepPlan:
     return StepPlan(tuple(each.part for each in mix), MIXED, tuple(each.size for each in mix))
-
-
-def in_coarse_chunks(
-    problems: Sequence[Problem], plans: Sequence[StepPlan]
-) -> tuple[StepTimes, list[StepPlan]] | None:
-    """(times, mixed plans) in the coarsest chunks in which all parts of the plans keep their shares.
-
-    None if no problem but the first one has such chunks.
-
-    - `problems`: The problem in fewer and fewer chunks.
-    """
-    for problem in reversed(problems[1:]):
-        times, num_chunks = times_of(problem), problem.collective.num_chunks
-        if all(size * num_chunks % sum(plan.sizes) == 0 for plan in plans for size in plan.sizes):
-            return times, [_plan_of(_scaled(_mixes_of(times), plan, num_chunks)) for plan in plans]
-    return None
 
 
 def _scaled(mixes: MixTimes, plan: StepPlan, num_chunks: int) -> Mix:

@@ -112,6 +112,17 @@ class StepTimes:
         self.sums = problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
 
+    @property
+    def are_exact(self) -> bool:
+        """True if estimates are exact on regular machines: a send holds all its resources equally long.
+
+        They are too low if a send occupies its link during its latency, but not the port of the link.
+        """
+        holds, costs = hold_columns(self.problem.topology), self.problem.costs
+        first = np.unique(holds.link, return_index=True)
+        place = first[1][np.searchsorted(first[0], holds.link)]
+        return all(bool((each == each[place]).all()) for each in (costs.hold_alpha, costs.hold_beta))
+
     def ranked(self, plans: Iterable[StepPlan]) -> Iterator[tuple[float, StepPlan]]:
         """Yield (estimate in ticks, plan), fastest first; plans with too many sends are left out.
 

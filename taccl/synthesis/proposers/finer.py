@@ -242,12 +242,16 @@ class _Forms:
         build_s, most = _mix_s(fit[0]), mixed_transfers(fit[0])
         # The search often takes all its time. If the machine is busy, building takes longer than estimated.
         with latest.sooner(max(ends_at.left_s + build_s, self.deadline.left_s)).enforced():
-            until = ends_at.later(-build_s)
-            found = mixed_schedule(
-                self.problem, until, below_us=self.finish_us, most_transfers=most, patient=True
-            )
-            if found is not None:
-                self._keep(found)
+            # If estimates are not exact, annealing may gain nothing.
+            untils = [ends_at.later(-build_s)]
+            if self.mixed is not None and not self.mixed.times.are_exact:
+                untils.insert(0, ends_at.sooner(0.0))
+            for until in untils:
+                found = mixed_schedule(
+                    self.problem, until, below_us=self.finish_us, most_transfers=most, patient=True
+                )
+                if found is not None:
+                    self._keep(found)
 
     def send_separately(self) -> None:
         """Make schedules by recursive multiplying in which each chunk is a message of its own."""
