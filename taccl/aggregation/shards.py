@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -42,7 +43,8 @@ class Shards:
     chunk_bytes, servers, cores : tuple of int
         Size of every chunk, the server that keeps it, and the core there that sums it.
     cards : tuple of str
-        NIC of every chunk, by its resource name in the topology.
+        NIC of every chunk, by its resource name in the topology. A name of several resources is followed by
+        the server's rank.
     method : str
         Placement method: ``"LPT"``, largest chunk first, each on the NIC that finishes it earliest.
     card_us : mapping of str to float
@@ -111,7 +113,8 @@ def place_shards(
     if not servers or len(set(servers)) < len(servers):
         raise InputError(f"found {list(servers)[:16]}; expected servers, each once", where="servers")
     keys, sizes = _cut(layer_bytes, most)
-    cards = [(server, name, beta) for server in servers for name, beta in _cards(topology, server).items()]
+    cards = [(server, name, beta) for server in servers for name, beta in _cards(topology, server)]
+    names = _told_apart([(name, server) for server, name, _ in cards])
     # Among equally fast NICs, the one that is free first finishes any chunk first.
     free: dict[Fraction, list[tuple[Fraction, int]]] = defaultdict(list)
     for card, (_, _, beta) in enumerate(cards):
@@ -122,13 +125,13 @@ def place_shards(
         ends = ((queue[0][0] + beta * sizes[c] / 10**6, queue[0][1], beta) for beta, queue in free.items())
         until, card, beta = min(ends)
         heapreplace(free[beta], (until, card))
-        server, name, _ = cards[card]
+        server = cards[card][0]
         taken, core = core_bytes[server][0]
         heapreplace(core_bytes[server], (taken + sizes[c], core))
-        placed[c] = server, name, core
+        placed[c] = server, names[card], core
     kept, card_names, core_of = zip(*placed, strict=True)
     busy_until = {card: until for queue in free.values() for until, card in queue}
-    card_us = {name: float(busy_until[card]) for card, (_, name, _) in enumerate(cards)}
+    card_us = {name: float(busy_until[card]) for card, name in enumerate(names)}
     return Shards(tuple(keys), tuple(sizes), kept, card_names, core_of, card_us)
 
 
@@ -153,8 +156,19 @@ def _cut(layers: Mapping[str, int], most: int | None) -> tuple[list[str], list[i
     return keys, sizes
 
 
-def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
-    """{NIC of a server: time in us per MB}; without NICs, the fastest link to the server."""
+def _told_apart(cards: Sequence[tuple[str, int]]) -> list[str]:
+    """Names of NICs, from (resource name, server) of each; a repeated name gets the server and a number."""
+    names: dict[str, None] = {}
+    times = Counter(name for name, _ in cards)
+    for name, server in cards:
+        label = name if times[name] == 1 else f"{name} of rank {server}"
+        labels = itertools.chain([label], (f"{label}, {number}" for number in itertools.count(2)))
+        names[next(each for each in labels if each not in names)] = None
+    return list(names)
+
+
+def _cards(topology: Topology, server: int) -> list[tuple[str, Fraction]]:
+    """(name, time in us per MB) of each NIC of a server; without NICs, of the fastest link to the server."""
     into = set(topology.links_to[server])
     holds: dict[int, list[Hold]] = defaultdict(list)
     for hold in topology.holds:
@@ -166,15 +180,14 @@ def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
         if len(links) > 1 and links <= into:
             each = max(hold.beta_us_per_mb for hold in here), topology.resources[resource].name
             slowest[links] = max(slowest.get(links, each), each)
-    cards = {name: beta for beta, name in slowest.values()}
-    if cards:
-        return cards
+    if slowest:
+        return [(name, beta) for beta, name in slowest.values()]
     fastest = min((topology.links[e].beta_us_per_mb for e in into), default=None)
     if fastest is None:
         raise InputError(
             f"no link leads to rank {server}; expected servers that workers reach", where="servers"
         )
-    return {f"rank {server}": fastest}
+    return [(f"rank {server}", fastest)]
 
 
 @checked

@@ -106,6 +106,22 @@ def test_largest_first_placement_is_near_the_optimum():
         assert max(shards.card_us.values()) <= best * 1.5
 
 
+def test_cards_of_one_name_are_told_apart():
+    """Resources of one name, on one server or several, are cards of their own, named with the server."""
+    builder = TopologyBuilder("boxes", [0, 1, 2, 3])
+    for server, card in ((2, "nic"), (2, "nic"), (3, "nic"), (3, "other")):
+        resource = builder.add_resource(card)
+        for worker in (0, 1):
+            link = builder.add_link(worker, server, alpha_us=0, beta_us_per_mb=1)
+            builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=1, side="receive")
+    shards = place_shards([8_000], builder.build(), [2, 3], chunk=1_000)
+    assert Counter(shards.cards) == dict.fromkeys(
+        ("nic of rank 2", "nic of rank 2, 2", "nic of rank 3", "other"), 2
+    )
+    assert [*shards.card_us.values()] == [0.002] * 4
+    assert shards.imbalance == 1
+
+
 def test_a_server_may_have_several_cards():
     """A server's two cards, each shared by the links of two workers, get six chunks each."""
     builder = TopologyBuilder("a box", [0, 1, 2])
