@@ -69,8 +69,8 @@ class Cause(NamedTuple):
 def causes_of(facts: Facts) -> tuple[Cause, ...]:
     """Causes that agree with the figures, the best match first.
 
-    Causes of slow large messages are graded possible if several causes match equally well, or the rate is
-    within the error of the model. The same holds for a slow network with NICs that were not measured one by
+    Causes of slow large messages are graded possible if another cause matches as well or better, or the rate
+    is within the error of the model. The same holds for a slow network with NICs that were not measured one by
     one, as a slow rail explains any rate. Causes in `_BY_KIND` remain likely. A cause of the rate that
     lines of the log show is likely, and others are then possible. The same holds for another library. If
     small messages are slow as well, causes that explain both come first: `DETOURS`, or a forced protocol.
@@ -92,7 +92,8 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
             grade = "possible"
         elif rule.of == "rate" and rule.name not in (facts.stated if is_stated else _BY_KIND):
             is_half = bool(detours) and rule.name not in detours  # it does not explain small messages
-            grade = "possible" if is_stated or is_unsure or is_half else grade
+            is_worse = bool(matches) and distance > matches[0]
+            grade = "possible" if is_stated or is_unsure or is_half or is_worse else grade
         remedy = _NCCL.sub(facts.library, rule.remedy)
         cause = Cause(rule.name, rule.of, rule.title, grade, evidence, remedy)
         causes.append((grade, rule.name not in detours, distance, cause))

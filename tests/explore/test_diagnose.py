@@ -331,6 +331,13 @@ def test_the_rate_of_a_protocol_may_be_that_of_fewer_links(joint, grade):
     assert (len(found) == 1) == (grade == "likely")
 
 
+@pytest.mark.parametrize(("share", "grade"), [(0.75, "possible"), (0.77, "possible"), (0.79, "likely")])
+def test_inactive_nvls_is_not_likely_if_a_forced_protocol_matches_better(share, grade):
+    """On 8 B200, LL128 reaches 76 % and rings without NVLS 79 %, so 75 to 77 % may be of either."""
+    found = causes_of(Facts("allreduce", 1, share, shares={"ll128": 0.76, "no nvls": 0.79}))
+    assert {each.name: each.grade for each in found}["nvls-off"] == grade
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "machine", "gb_per_s", "beginning"),
