@@ -169,7 +169,12 @@ class _Forms:
         if self.mixed is None:
             return False
         search_s = _mix_s(self.to_mix[-1]) + busy_factor() * _SEARCH_S
-        return search_s > _MIXES_SHARE * self.left_s(self.deadline)
+        return search_s > self.mixes_share * self.left_s(self.deadline)
+
+    @property
+    def mixes_share(self) -> float:
+        """Max share of the time left for mixed plans: all if baselines may be late, as nothing follows."""
+        return 1.0 if self.deadline.at_s > self.search.options.ends_s else _MIXES_SHARE
 
     def has_time(self, parts: int, *, merges: bool) -> bool:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
@@ -231,9 +236,7 @@ class _Forms:
     def improve_mix(self) -> None:
         """Improve the mixed plan by simulated annealing, in as fine chunks as there is time to build."""
         latest = self.at_least(self.deadline)
-        # If baselines may be late, no time is left for later steps.
-        share = 1.0 if self.deadline.at_s > self.search.options.ends_s else _MIXES_SHARE
-        ends_at = latest.sooner(share * self.left_s(self.deadline))
+        ends_at = latest.sooner(self.mixes_share * self.left_s(self.deadline))
         fit = [each for each in self.to_mix if _mix_s(each) <= _MIX_BUILD_SHARE * ends_at.left_s]
         fit = fit or self.to_mix[-1:]
         if _mix_s(fit[0]) + busy_factor() * _FIRST_RUN_S > ends_at.left_s:
