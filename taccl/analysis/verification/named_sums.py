@@ -75,9 +75,9 @@ class NamedSums:
             self._report_sums(findings)
 
     def _are_made(self) -> bool:
-        """True if ranks can make all sums from arrivals that are within them and disjoint.
+        """True if ranks can make all sums from disjoint arrivals; false also if that is not decided here.
 
-        False also if that is not decided here. Sets `num_redundant` if the result is True.
+        Sets `num_redundant` if the result is True.
         """
         columns, num_ranks, num_sums = self._columns, self._columns.collective.num_ranks, len(self._sums)
         origins, given, given_end = flat_sets(columns.collective.origin_sets)
@@ -111,7 +111,7 @@ class NamedSums:
         return True
 
     def _are_disjoint_unions(self, held: Ints, since: Ints, keys: Ints, by: Ints) -> bool:
-        """True if each wanted sum is the disjoint union of all sums within it that its place holds by a time.
+        """True if each wanted sum is found to be a disjoint union of sums that its place holds by a time.
 
         - `held`, `since`: Keys of all sums at places, ascending, and the ticks from which they are there.
         - `keys`, `by`: Keys of the wanted sums, and the ticks by which they are needed.
@@ -123,20 +123,29 @@ class NamedSums:
             return False
         query, at = ranges(begin, end)
         is_usable, part = since[at] <= by[query], held[at] % len(self._sums)
-        words = _words(self._sums)
+        words, sizes = _words(self._sums), np.array([bits.bit_count() for bits in self._sums])
         for word in words.T:
             is_usable &= word[part] & ~word[target[query]] == 0
         query, part = query[is_usable], part[is_usable]
         first = np.flatnonzero(np.diff(query, prepend=-1))
         if len(first) < len(keys):  # a place holds no part of a sum
             return False
+        if not len(keys):
+            return True
         # Parts that together have as many ranks as their union are disjoint.
-        sizes = np.array([bits.bit_count() for bits in self._sums])
-        if len(keys) and (np.add.reduceat(sizes[part], first) != sizes[target]).any():
-            return False
-        return not len(keys) or all(
-            (np.bitwise_or.reduceat(word[part], first) == word[target]).all() for word in words.T
-        )
+        are_made = np.add.reduceat(sizes[part], first) == sizes[target]
+        for word in words.T:
+            are_made &= np.bitwise_or.reduceat(word[part], first) == word[target]
+        # Of parts that overlap, the largest ones are taken, as long as they are disjoint.
+        rest, order = words[target], np.lexsort((-sizes[part], query))
+        left, last = np.flatnonzero(~are_made), np.append(first[1:], len(part))
+        while len(left):
+            bits = words[part[order[first[left]]]]
+            fits = left[(bits & ~rest[left] == 0).all(axis=1)]
+            rest[fits] ^= words[part[order[first[fits]]]]
+            first[left] += 1
+            left = left[(first[left] < last[left]) & rest[left].any(axis=1)]
+        return not rest[~are_made].any()
 
     def _report_sums(self, findings: Findings) -> None:
         """Report sums that a rank cannot make, one transfer after another; count redundant arrivals."""

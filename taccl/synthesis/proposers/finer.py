@@ -79,7 +79,7 @@ _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE = 0.8e-6, 0.6, 0.6
 #: `_MIX_SHARE`: share of the time left for mixes of trees on meshes, where they usually finish first.
 #: `_HUBS_SHARE`: max share of the time for hubs in which plans are searched, before one is chosen and built.
 #: `_BUILD_SHARE`: share of the other time for building; less than 1, as the load of a machine varies.
-_HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 1e-5, 0.7, 0.6, 0.6
+_HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 4e-6, 0.7, 0.6, 0.6
 
 #: Max transfers of a baseline in finer chunks, as many as recursive doubling of 64 chunks on 64 ranks has.
 _CUT_TRANSFERS = 64 * 64 * 6

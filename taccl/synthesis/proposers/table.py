@@ -46,6 +46,7 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.switches import by_switches
+from taccl.topology.recognise import grid_of
 
 #: Share of the time to spend on baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
@@ -274,6 +275,16 @@ def _sums_up(problem: Problem) -> bool:
     return problem.collective.sums_up
 
 
+def _sums_up_on_torus(problem: Problem) -> bool:
+    """True for sums on a torus: hubs are estimated in milliseconds there, unlike mixes of trees on a mesh."""
+    dims = grid_of(problem.topology) if _sums_up(problem) else None
+    return dims is not None and all(each.kind == "ring" for each in dims)
+
+
+def _sums_up_elsewhere(problem: Problem) -> bool:
+    return _sums_up(problem) and not _sums_up_on_torus(problem)
+
+
 #: Proposers for sums that servers or switches make; no other proposer supports such sums.
 AGGREGATING: tuple[Turn, ...] = (
     Turn(OwnProposer("servers", _by_servers, _updates), lambda search: not _may_use_switches(search)),
@@ -287,8 +298,9 @@ FIRST: tuple[Turn, ...] = (
     ),
     Turn(OwnProposer("recursive multiplying by estimate", offer_estimated), _may_be_finer),
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
+    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_on_torus), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
-    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up), _may_be_finer),
+    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_elsewhere), _may_be_finer),
     Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )
 #: Proposers that follow them, before the number of chunks is chosen.
