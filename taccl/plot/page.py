@@ -28,13 +28,14 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 0 auto; padding: 24px 20px 60px; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 34px 0 8px; }
-h1, p, li, td:last-child { overflow-wrap: anywhere; }
+h1, p, li, figcaption, table:not(:has(thead)) td:last-child { overflow-wrap: anywhere; }
 .verdict { font-size: 17px; } section > table, section > div { display: block; overflow-x: auto; }
-nav a { margin-right: 14px; } pre, figure, .wide { overflow-x: auto; } pre { font-size: 13px; }
+nav a { margin-right: 14px; } pre, .wide { overflow-x: auto; } pre { font-size: 13px; }
 .dataframe { font-size: 13px; }
 .dataframe th, .dataframe td { text-align: right; padding: 0 10px 0 0; overflow-wrap: normal; }
 section > table:has(th) td:last-child { min-width: 16em; }
-figure { margin: 12px 0; background: white; } figure svg { width: 100%; min-width: 620px; height: auto; }
+figure { margin: 12px 0; background: white; color: black; } figure svg { width: 100%; height: auto; }
+@media (max-width: 480px) { thead ~ tbody, thead { font-size: 12px; } pre { font-size: 10px; } }
 """
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -62,11 +63,15 @@ def html_page(title: str, body: str) -> str:
 
 
 def picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Render a matplotlib picture as inline SVG for an HTML page.
+    """Render a matplotlib picture as inline SVG for an HTML page; its title becomes the caption, as text.
+
+    The caption wraps on narrow screens, which the text of a picture does not.
 
     - `name`: Prefix of the SVG ids, which keeps them distinct from those of other pictures.
     - `texts`: {SVG id of a group of shapes: tooltip of each shape}.
     """
+    caption = "<br>".join(map(as_html, drawn.get_title(loc="left").split("\n")))
+    drawn.set_title("", loc="left")
     svg = _PROLOGUE.sub("", render(drawn, "svg").decode())
     for group, some in (texts or {}).items():
         begin, before, rest = svg.partition(f'<g id="{group}">')
@@ -80,7 +85,7 @@ def picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = 
         svg = begin + before + shapes + after + end
     svg = _PATH.sub(lambda found: _shorter(found[0]), _IMAGE.sub(lambda found: _with_palette(found[0]), svg))
     apart = _TAG.sub(lambda tag: _REFERENCE.sub(rf"\g<1>{name}-", tag[0]), svg)
-    return f"<figure>{apart}</figure>"
+    return f"<figure><figcaption>{caption}</figcaption>{apart}</figure>"
 
 
 def _shorter(path: str) -> str:

@@ -74,13 +74,14 @@ def test_a_script_that_got_in_would_not_run(found, tmp_path):
 
 
 #: Script that measures the page and writes the figures into its title.
-#: These are cut-off texts of pictures and excess width in pixels, on a phone and a screen, and number of
-#: tables without a cell.
+#: These are cut-off texts of pictures and excess width of page and pictures in pixels, on a phone and a
+#: screen, and number of tables and captions without content.
 LOOK = """<script>
 const cut = [], excess = [], main = document.querySelector("main");
 for (const width of [350, 1120]) {
   main.style.width = `${width}px`;
-  excess.push(main.scrollWidth - main.clientWidth);
+  for (const each of [main, ...document.querySelectorAll("figure")])
+    excess.push(each.scrollWidth - each.clientWidth);
   for (const svg of document.querySelectorAll("svg")) {
     const box = svg.getBoundingClientRect();
     for (const text of svg.querySelectorAll("text")) {
@@ -91,6 +92,7 @@ for (const width of [350, 1120]) {
   }
 }
 const empty = [...document.querySelectorAll("table")].filter(each => !each.querySelector("td"));
+empty.push(...[...document.querySelectorAll("figure")].filter(each => !each.innerText.trim()));
 document.title = JSON.stringify([cut, excess, empty.length]);
 </script></main>"""
 
@@ -105,7 +107,7 @@ def direct():
 @pytest.mark.slow
 @pytest.mark.parametrize("which", thinned(["found", "direct"], every=2))
 def test_nothing_is_cut_off_or_empty(which, request, tmp_path):
-    """No caption is cut off, the page fits the width of phones and screens, and no table is empty."""
+    """No caption is cut off, page and pictures fit the width of phones and screens, and no table is empty."""
     page = taccl.report(request.getfixturevalue(which), budget_s=20).replace("<details>", "<details open>")
     page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     document, _ = opened(page.replace("</main>", LOOK), tmp_path)
