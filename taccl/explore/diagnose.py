@@ -40,6 +40,8 @@ _SMALL = 4096
 _BY_SCHEDULES = (
     "usual times are those of schedules under the profile; formulas, as of `taccl fit`, differ by some %"
 )
+#: Note if small messages are not judged.
+_NO_LATENCIES = "the topology states no latencies of the library: predictions of small messages are too short"
 #: Max share of the time for verdicts with their bounds and limits; the rest is for better schedules.
 _VERDICT_SHARE = 0.6
 #: Min ratio of a message's expected time to that of small messages, for its time to depend on its bytes.
@@ -161,6 +163,8 @@ def _diagnosis(
             )
         if log.debug.algorithms:
             notes.append(_algorithm_note(each, log.debug.algorithms))
+        if not each.knows_latencies and each.series.size_bytes[0] <= _SMALL:
+            notes.append(_NO_LATENCIES)
         if _is_faulty(facts):
             notes.append("better schedules are not sought until the machine performs as expected")
         else:

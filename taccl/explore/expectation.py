@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.baselines.nccl import nccl_candidate, nccl_choices, scheduled
+from taccl.measure.channel_limits import channel_costs
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
-from taccl.measure.machine import import_network, machine_of, replaces
+from taccl.measure.machine import import_network, is_uniform_server, machine_of, replaces
 from taccl.measure.predict import costs_of, ranks_per_node
 from taccl.measure.series import Series
 from taccl.problem.making import make_problem
@@ -64,7 +65,8 @@ class Expectation:
     """Expected behaviour of a stock library for one collective on one topology.
 
     Machines and instance types by name use the library's own choices and pipeline (`taccl.measure.library`).
-    Other topologies, and profiles from files, use the baseline `nccl`, which sends over their links.
+    So do imports of one server with NVSwitch whose GPUs are alike. Other topologies, and profiles from files,
+    use the baseline `nccl`, which sends over their links.
     """
 
     def __init__(
@@ -89,12 +91,8 @@ class Expectation:
         self.places = sorted(
             {*range(max(count - 3, 0), count), *np.linspace(0, count - 1, most).astype(int).tolist()}
         )
-        built_in = [each.name for each in PROFILES.get(topology.machine, ())]
-        self._costs = (
-            replace(_costs_on(topology, named_network, version), ranks_per_process=series.launched_together)
-            if topology.profile in built_in
-            else None
-        )
+        costs = _costs_on(topology, named_network, version)
+        self._costs = costs and replace(costs, ranks_per_process=series.launched_together)
         #: Algorithms to which `predicted_us` is limited; empty if it is for the library's own choice.
         self.algorithms = frozenset(algorithms) & self._modelled
         network = import_network(topology) if self._costs is None else self._costs.network
@@ -371,8 +369,16 @@ def _best_of(choices: tuple[Choice, ...]) -> Choice:
     return min([own, *(each for each in others if each.algorithm == "nvls")], key=lambda each: each.time_us)
 
 
-def _costs_on(topology: Topology, named_network: str, version: Sequence[int]) -> Costs:
-    """Costs of the topology's machine; if it has only some of the ranks, costs of a node with those."""
+def _costs_on(topology: Topology, named_network: str, version: Sequence[int]) -> Costs | None:
+    """Costs of the topology's machine; if it has only some of the ranks, costs of a node with those.
+
+    None for profiles from files, and for topologies on which the library's costs are unknown.
+    """
+    if is_uniform_server(topology):
+        costs = channel_costs(topology)
+        return costs and costs.under(version)
+    if topology.profile not in [each.name for each in PROFILES.get(topology.machine, ())]:
+        return None
     costs, kept = costs_of(topology.machine), topology.cache.get("kept_ranks", ())
     if replaces(named_network, costs.network.name):
         costs = replace(costs, network=NETWORKS[named_network])

@@ -8,7 +8,7 @@ from taccl._internal.caching import cached
 from taccl._internal.units import format_count
 from taccl.measure.facts import HEALTHY, WITHIN_ERROR
 from taccl.measure.library import Run
-from taccl.measure.library_costs import ASSUMED_VERSION, Costs
+from taccl.measure.library_costs import ASSUMED_VERSION, PAIR_RATES, Costs
 from taccl.measure.machine import import_network, machine_of
 from taccl.measure.predict import costs_of, known_machines
 from taccl.measure.series import POINT_TO_POINT, Series
@@ -70,10 +70,12 @@ def channel_costs(topology: Topology) -> Costs | None:
     if not generation:
         return None
     figures = machine_of(topology)
-    stated = max(each.num_nvlinks for each in MODELS.values() if each.generation == generation)
-    node = min(figures.node_gb_per_s * (1 + _ROUNDED), stated * float(NVLINK_GB_PER_S[generation]))
+    most = max(each.num_nvlinks for each in MODELS.values() if each.generation == generation)
+    link = float(NVLINK_GB_PER_S[generation])
+    node = min(figures.node_gb_per_s * (1 + _ROUNDED), most * link)
     network = import_network(topology) or NETWORKS["infiniband"]
     return Costs(
-        generation, node, stated, figures.network_gb_per_s, figures.ranks_per_nic, network, nvswitch=True,
-        version=ASSUMED_VERSION,
+        generation, node, round(node / link), figures.network_gb_per_s, figures.ranks_per_nic, network,
+        nvls=any(switch.reduces for switch in topology.switches), nvswitch=True, version=ASSUMED_VERSION,
+        pair_rates=PAIR_RATES.get(generation, PAIR_RATES[""]),
     )  # fmt: skip

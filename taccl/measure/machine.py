@@ -71,19 +71,27 @@ def find_machine(name: str) -> Machine:
     return found._replace(nvls_share=float(SWITCHES[nvls].efficiency)) if nvls else found
 
 
-def machine_of(topology: Topology) -> Machine:
-    """Figures of any topology, as seen from rank 0; all nodes are assumed alike."""
-    across = [e for e in topology.links_from[0] if topology.is_internode(e)]
-    holds = _sends(topology, 0)
+def machine_of(topology: Topology, rank: int = 0) -> Machine:
+    """Figures of any topology, as seen from a rank; all nodes are assumed alike."""
+    across = [e for e in topology.links_from[rank] if topology.is_internode(e)]
+    holds = _sends(topology, rank)
     users: dict[int, set[int]] = {}
     for hold in topology.holds:
         users.setdefault(hold.resource, set()).add(topology.links[hold.link].src)
     nics = [len(users[each]) for each, betas in holds.items() if set(across) & set(betas)]
-    inside = _joint_gb_per_s(topology, _inside(topology, 0), holds)
+    inside = _joint_gb_per_s(topology, _inside(topology, rank), holds)
     return Machine(
         topology.machine or topology.name, len(topology.ranks_of_node[0]), max(nics, default=1),
         inside, _joint_gb_per_s(topology, across, holds),
     )  # fmt: skip
+
+
+def is_uniform_server(topology: Topology) -> bool:
+    """True if a topology is one server, imported from NCCL's XML or a matrix, whose ranks are alike."""
+    if topology.machine or topology.profile not in _LINE_RATES or topology.num_nodes > 1:
+        return False
+    num = topology.num_ranks
+    return num <= COUNTABLE and len({machine_of(topology, rank) for rank in range(num)}) == 1
 
 
 def _inside(topology: Topology, rank: int) -> list[int]:

@@ -120,10 +120,14 @@ def _generation(gb_per_s: Fraction, profile: str) -> str:
 
 
 def _ports(topology: Topology, switch: Switch) -> _Ports | None:
-    """Ports of an NVSwitch; None unless each rank has one port out and one port in, all at equal cost."""
+    """Ports of an NVSwitch; None unless each rank has one port out and one port in, all at equal cost.
+
+    Multicasts and reductions are left out, as they have rates of their own.
+    """
     if "NVSwitch" not in switch.name:
         return None
-    holds = [(topology.links[e], hold) for e in switch.links for hold in topology.holds_of_link[e]]
+    pairs = [e for e in switch.links if len(topology.links[e].srcs) == len(topology.links[e].dsts) == 1]
+    holds = [(topology.links[e], hold) for e in pairs for hold in topology.holds_of_link[e]]
     users = Counter(hold.resource for _, hold in holds)
     out: dict[int, int] = {}
     into: dict[int, int] = {}
