@@ -50,8 +50,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
         sizes = (each.min_bytes, each.max_bytes)
         served.append(ServedSizes(name, *sizes, each.lowered.in_place, num_chunks=each.lowered.size_chunks))
     contents[_SCRIPT] = environment_text(plan, runtime, names)
-    root = root_of(plan)
-    remarks = [] if root is None else [unseen_root(plan.collective, root)]
+    remarks = _cautions(plan)
     rows = [{"msccl_xml": name} for name in names]
     return PlanFiles(contents, rows, served, {_SCRIPT: f"with {runtime.name}: source"}, remarks)
 
@@ -69,9 +68,12 @@ def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
         return dump_msccl_xml(program, split=False, runtime=runtime.name, **options)
 
 
-def root_of(plan: Plan) -> int | None:
-    """Root of the plan's collective; None if runtimes know it as a collective without a root."""
-    return kind_of(plan.ranges[0].lowered, "a plan").root
+def _cautions(plan: Plan) -> list[str]:
+    """Texts on calls that would use the files wrongly, or not at all."""
+    kind = kind_of(plan.ranges[0].lowered, "a plan")
+    if kind.name == "custom":
+        return [f"{plan.collective} has no call of NCCL: only for ncclCustomCollective, by the file's number"]
+    return [] if kind.root is None else [unseen_root(plan.collective, kind.root)]
 
 
 def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
@@ -91,9 +93,7 @@ def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
             f"# {runtime.title} loads at most {runtime.max_files} files; the others are omitted: plan "
             "fewer ranges."
         )
-    root = root_of(plan)
-    if root is not None:
-        lines.append(f"# Careful: {unseen_root(plan.collective, root)}.")
+    lines += [f"# Careful: {each}." for each in _cautions(plan)]
     paths = ":".join(f"$TACCL_PLAN/{name}" for name in files[: runtime.max_files])
     settings = (each.replace("PATHS", paths) for each in _SETTINGS[runtime.name])
     return "\n".join([*lines, *settings, ""])

@@ -229,6 +229,14 @@ def test_roots_that_no_runtime_of_xml_looks_at_are_reported(tmp_path):
     assert json.loads((tmp_path / "p" / "range-01.plan.json").read_text())["root"] == 2
 
 
+def test_collectives_without_a_call_of_nccl_are_reported(tmp_path):
+    """A plan for a scatter says by which function alone a program can use its MSCCL files."""
+    index = saved(brief_plan("ring:3", "scatter", sizes=["4KB"], backend="greedy"), tmp_path / "p")
+    unseen = "scatter has no call of NCCL: only for ncclCustomCollective, by the file's number"
+    assert index["coverage"]["msccl"].endswith(unseen)
+    assert f"# Careful: {unseen}.\n" in (tmp_path / "p" / "environment.sh").read_text()
+
+
 def test_sizes_without_a_file_are_stated():
     """The coverage line states the ranges of sizes, at both ends of the plan, that no file covers."""
     plan = plan_of("ring:4", "allreduce")
