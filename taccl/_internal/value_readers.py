@@ -20,6 +20,8 @@ from taccl._internal.units import exact, parse_size, parse_time_us
 from taccl.errors import InputError
 
 _MAX_WHOLE = 2**63 - 1
+#: Max seconds of a time limit, some 31 years; clocks and solvers fail for far longer ones.
+MOST_S = 1e9
 _A_SHARE = "a share such as 0.01 or '1%'; above 1 with a percent sign"
 
 
@@ -107,7 +109,7 @@ def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
         seconds = -1.0
     if seconds < 0 or (seconds == 0 and not zero):
         raise InputError(f"found {quoted(value)}; {expected}", where=where)
-    return seconds
+    return min(seconds, MOST_S)
 
 
 def share(value: Any, where: str) -> float:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from taccl._internal.names import did_you_mean, matching
 from taccl._internal.units import parse_size, parse_sizes, parse_time_us
+from taccl._internal.value_readers import MOST_S
 from taccl._internal.value_readers import share as read_share
 from taccl.errors import InputError
 from taccl.problem import collectives
@@ -44,7 +45,10 @@ def whole(word: str) -> int:
 
 def _seconds(word: str) -> float:
     """Seconds from a number, or a time with its unit such as ``60s``; ValueError for any other text."""
-    return float(parse_time_us(word) / 10**6) if word[-1:].isalpha() else float(word)
+    if word[-1:].isalpha():
+        return min(float(parse_time_us(word) / 10**6), MOST_S)
+    found = float(word)
+    return found if math.isinf(found) else min(found, MOST_S)
 
 
 positive = reader(whole, lambda n: n > 0, "a positive whole number")

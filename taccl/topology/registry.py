@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from taccl._internal.arguments import Count, checked_as
-from taccl._internal.names import did_you_mean, matching
+from taccl._internal.names import did_you_mean, matching, quoted
 from taccl.errors import TopologyError
 from taccl.topology import fabrics, machines
 from taccl.topology.named import EXAMPLES, parse_named, read_size
@@ -80,7 +80,7 @@ def find_kind(kind: str, name: str) -> str:
     if found is None:
         hint = did_you_mean(kind, known)
         expected = "a machine such as ndv2, or a fabric such as ring:8" if hint else _expected()
-        raise TopologyError(f"found {name!r}; expected {expected}{hint}", where="topology")
+        raise TopologyError(f"found {quoted(name)}; expected {expected}{hint}", where="topology")
     return found
 
 

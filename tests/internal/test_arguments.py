@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import threading
 import warnings
 from decimal import Decimal
 from fractions import Fraction
@@ -17,6 +18,8 @@ import pytest
 
 import taccl
 from taccl._internal.arguments import checked, kinds_of, quoted, whole_number
+from taccl._internal.value_readers import MOST_S
+from taccl.cli.options import seconds
 from taccl.errors import InputError
 from taccl.problem.byte_matrices import load_sizes
 from taccl.problem.chunks import Chunk
@@ -211,6 +214,12 @@ def test_what_is_found_stays_short_and_on_one_line():
     assert "\n" not in quoted(np.zeros((3, 3)))
     assert quoted(int) == "the class int"
     assert quoted(ring(4)) == "a topology"
+
+
+def test_endless_time_limits_are_some_decades():
+    """Seconds of any length are accepted, and cut to what clocks and solvers accept."""
+    assert asked(seconds=1e300)["seconds"] == MOST_S < threading.TIMEOUT_MAX
+    assert seconds("1e300") == seconds("9" * 50 + "s") == MOST_S
 
 
 @pytest.mark.parametrize("number", [10**400, Fraction(10**400, 3)])

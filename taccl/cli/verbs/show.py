@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.file_kinds import is_shown, wrong_kind
-from taccl._internal.names import did_you_mean, note_lines, shown, table
+from taccl._internal.names import did_you_mean, note_lines, quoted, shown, table
 from taccl._internal.reading import kinds_of
 from taccl._internal.units import format_count, format_gap, format_us
 from taccl.cli.inputs import Kind, is_file, kind_of, names_topology, program_in, topology_from_word
@@ -58,7 +58,9 @@ def run(options: argparse.Namespace) -> Answer:
             raise
         known = [*_files_beside(options.named), *shipped_sketches(), *machine_names(), *fabric_names()]
         near = did_you_mean(options.named, known)
-        said = f"found {options.named!r}; no file, shipped sketch, machine or fabric has this name{near}"
+        said = (
+            f"found {quoted(options.named)}; no file, shipped sketch, machine or fabric has this name{near}"
+        )
         if not near:
             said = f"{error.message}; no file or shipped sketch has this name either"
         raise InputError(said, where="FILE|NAME") from None
