@@ -104,7 +104,7 @@ def offer_estimated(search: Search) -> Search | None:
     open_problem = replace(problem, chunks_open=True)
     if not may_merge(open_problem) or grid_of(problem.topology) is not None or is_at_one_rank(problem):
         return None
-    if num_arrivals(problem) * 2 > search.parameters.portfolio.first_transfers:
+    if num_arrivals(problem) > search.parameters.portfolio.first_transfers:
         return None
     forms = _Forms(search, open_problem)
     forms.estimate()
