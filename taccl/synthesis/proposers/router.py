@@ -66,7 +66,7 @@ _LINK_NS = 25
 #: Estimated nanoseconds to choose paths, for each resource of each hop.
 _CHOICE_NS = 35
 #: Estimated nanoseconds to schedule a hop.
-_QUEUE_NS = 1000
+_QUEUE_NS = 600
 #: A pass begins if the time left is at least this multiple of its estimated time, with scheduling after it.
 _MARGIN = 1.3
 
