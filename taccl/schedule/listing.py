@@ -7,12 +7,14 @@ Journal on Applied Mathematics 17, 1969). Tasks are sends, or tiles of computati
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from taccl._internal.arrays import Ints
 from taccl.problem.problem import Problem
 from taccl.schedule.longest_paths import Levels
 from taccl.schedule.precedence import Precedence
@@ -37,15 +39,14 @@ class Tasks:
     def of_sends(cls, order: Precedence) -> Tasks:
         """Tasks for the sends and joins of a precedence graph, whose order on each resource is left open."""
         count = order.num_events
-        joins = count - order.num_sends
-        tasks = cls([*order.duration, *[0] * joins], [[] for _ in range(count)], [[] for _ in range(count)])
-        for resource, send, begin, until in zip(*(each.tolist() for each in order.held), strict=True):
-            tasks.holds[send].append((resource, begin, until))
+        joins, (resource, send, begin, until) = count - order.num_sends, order.held
         kept = order.waits.cause < 0
-        columns = (each[kept].tolist() for each in (order.waits.source, order.waits.target, order.gaps()))
-        for source, target, gap in zip(*columns, strict=True):
-            tasks.after[source].append((target, gap))
-        return tasks
+        source, target = order.waits.source[kept], order.waits.target[kept]
+        return cls(
+            [*order.duration, *[0] * joins],
+            _by_task(send, (resource, begin, until), count),
+            _by_task(source, (target, order.gaps()[kept]), count),
+        )
 
     def add(self, duration: int = 0, resource: int | None = None) -> int:
         """Add a task, which may hold one resource from its start to its end; return its index."""
@@ -102,48 +103,54 @@ class Tasks:
         for number, task in enumerate(order):
             place[task] = number
         waiting = self._num_awaited()
-        earliest, start = [0] * len(order), [0] * len(order)
-        holds, after = self.holds, self.after
-        free: dict[int, int] = defaultdict(int)
-        #: {(resource, ticks from a task's start to its hold): heap of priorities of waiting tasks}.
-        queues: dict[tuple[int, int], list[int]] = defaultdict(list)
-        calls: dict[tuple[int, int], tuple[int, int]] = {}
-        # Heap entries: (time, priority, ()) for a task; (time, priority, queue key) for the head of a queue.
-        pending: list[tuple[int, int, tuple[int, int] | tuple[()]]] = []
-        pending += [(0, place[task], ()) for task in range(len(order)) if not waiting[task]]
+        earliest, start, after = [0] * len(order), [0] * len(order), self.after
+        # A queue has the waiting tasks that need a resource at the same time after their start.
+        queues = sorted({(resource, begin) for holds in self.holds for resource, begin, _ in holds})
+        number_of = {queue: number for number, queue in enumerate(queues)}
+        holds = [[(number_of[r, begin], r, begin, until) for r, begin, until in some] for some in self.holds]
+        free = [0] * (queues[-1][0] + 1 if queues else 0)
+        #: Heap of the priorities of each queue's tasks; time and priority at which its head is called.
+        waits: list[list[int]] = [[] for _ in queues]
+        calls: list[tuple[int, int] | None] = [None] * len(queues)
+        # Heap entries: (time, priority, -1) for a task; (time, priority, queue) for the head of a queue.
+        pending = [(0, place[task], -1) for task in range(len(order)) if not waiting[task]]
         heapq.heapify(pending)
+        push, pop = heapq.heappush, heapq.heappop
 
-        def call(key: tuple[int, int], now: int) -> None:
-            if queue := queues[key]:
-                entry = (max(now, free[key[0]] - key[1]), queue[0])
-                known = calls.get(key)
+        def call(queue: int, now: int) -> None:
+            if heads := waits[queue]:
+                resource, begin = queues[queue]
+                since = free[resource] - begin
+                entry = (since if since > now else now, heads[0])
+                known = calls[queue]
                 if known is None or entry < known:
-                    calls[key] = entry
-                    heapq.heappush(pending, (*entry, key))
+                    calls[queue] = entry
+                    push(pending, (*entry, queue))
 
         while pending:
-            now, first, key = heapq.heappop(pending)
-            if key:
-                if calls.get(key) != (now, first):
+            now, first, queue = pop(pending)
+            if queue >= 0:
+                if calls[queue] != (now, first):
                     continue  # a later heap entry of this queue replaced this one
-                del calls[key]
-                if free[key[0]] - key[1] > now:
-                    call(key, now)
+                calls[queue] = None
+                resource, begin = queues[queue]
+                if free[resource] - begin > now:
+                    call(queue, now)
                     continue
-                heapq.heappop(queues[key])
+                pop(waits[queue])
             task = order[first]
-            # Hold that is blocked longest: (least start of the task, resource, ticks from start to hold).
-            blocker = None
-            for resource, begin, _ in holds[task]:
-                if (until := free[resource] - begin) > now:
-                    each = (until, resource, begin)
-                    blocker = each if blocker is None else max(blocker, each)
-            if blocker is not None:
-                heapq.heappush(queues[blocker[1:]], first)
-                call(blocker[1:], now)
+            # Hold that is blocked longest, in the last queue at ties.
+            blocker, blocked = -1, now
+            for number, resource, begin, _ in holds[task]:
+                since = free[resource] - begin
+                if since > blocked or (since == blocked and number > blocker >= 0):
+                    blocker, blocked = number, since
+            if blocker >= 0:
+                push(waits[blocker], first)
+                call(blocker, now)
             else:  # comparisons instead of `max`, which takes twice as long
                 start[task] = now
-                for resource, _, until in holds[task]:
+                for _, resource, _, until in holds[task]:
                     if now + until > free[resource]:
                         free[resource] = now + until
                 for later, gap in after[task]:
@@ -151,10 +158,18 @@ class Tasks:
                         earliest[later] = now + gap
                     waiting[later] -= 1
                     if not waiting[later]:
-                        heapq.heappush(pending, (max(earliest[later], now), place[later], ()))
-            if key:
-                call(key, now)
+                        push(pending, (earliest[later] if earliest[later] > now else now, place[later], -1))
+            if queue >= 0:
+                call(queue, now)
         return start
+
+
+def _by_task(task: Ints, columns: Sequence[Ints], count: int) -> list[list[Any]]:
+    """Rows of the columns as tuples, in a list for each task; rows of one task keep their order."""
+    by_task = np.argsort(task, kind="stable")
+    rows = list(zip(*(each[by_task].tolist() for each in columns), strict=True))
+    first = np.searchsorted(task[by_task], np.arange(count + 1)).tolist()
+    return [rows[low:high] for low, high in pairwise(first)]
 
 
 def released(problem: Problem, schedule: Schedule) -> Schedule:
