@@ -29,7 +29,7 @@ from taccl.errors import InputError, TacclError, TacclWarning, warn
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, with_best_bounds
 from taccl.explore.run import RunRequest, failed_row, known_row, perform, this_process
-from taccl.explore.workers import Parent, perform_for
+from taccl.explore.workers import Parent, interrupts_held, perform_for
 from taccl.problem.problem import Problem
 from taccl.synthesis.options import called, raising_errors_of_callbacks
 
@@ -191,7 +191,10 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
         stop = os.path.join(_solver_files(), f"{secrets.token_hex(8)}.stop")
         parent = Parent(os.getpid(), _solver_files(), stop)
     left = itertools.takewhile(lambda _: not os.path.exists(stop), some)
-    with _stopped_by(stop), _closing(parallel(delayed(_numbered)(*one, parent) for one in left)) as answers:
+    with _stopped_by(stop), contextlib.ExitStack() as stack:
+        with interrupts_held() if stop else contextlib.nullcontext():
+            answers = parallel(delayed(_numbered)(*one, parent) for one in left)
+            stack.enter_context(_closing(answers))
         try:
             for index, row, document in answers:
                 if row["status"] == "not run" and os.path.exists(stop):
@@ -207,10 +210,10 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
 
 
 @contextlib.contextmanager
-def _closing(answers: Generator[Answer]) -> Iterator[Generator[Answer]]:
+def _closing(answers: Generator[Answer]) -> Iterator[None]:
     """Context that closes a generator of joblib without its warning that not all results were consumed."""
     try:
-        yield answers
+        yield
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -8,10 +8,12 @@ run, which returns its best schedule so far.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from functools import cache
 from types import FrameType
 from typing import Any, NamedTuple
@@ -21,6 +23,25 @@ from taccl.solvers.process import WORKERS
 
 #: Seconds between checks that the parent process exists and that it has not stopped the runs.
 _LOOK_EVERY_S = 0.5
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Context that delays Ctrl-C until its end, and in processes that start within, until their guard starts.
+
+    Without it, Ctrl-C would end such processes with a traceback while they load modules.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # its start unblocks Ctrl-C, before Python 3.13
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Parent(NamedTuple):
@@ -64,6 +85,8 @@ def _guard(parent: int, folder: str) -> None:
     """
     WORKERS.folder = folder
     signal.signal(signal.SIGINT, _interrupt)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=_watch, args=(parent,), name="parent-death guard", daemon=True).start()
 
 

@@ -17,6 +17,7 @@ from taccl.explore import parallel_runs
 from taccl.explore import run as run_module
 from taccl.explore.rows import COLUMNS, DETAILS, SHORT
 from taccl.explore.run import RunRequest, failed_row
+from taccl.explore.workers import interrupts_held
 from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
 from tests.effort import AMPLE_S, BRIEF
@@ -359,6 +360,19 @@ def test_ctrl_c_keeps_the_best_so_far_of_runs_in_workers(problem, monkeypatch):
         table = taccl.compare(problem, **options)
     assert [*table.stopped[:2]] == ["interrupted"] * 2
     assert [*table.status] == ["found"] * 2 + ["not run"] * 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals cannot be blocked")
+def test_ctrl_c_waits_while_workers_start():
+    """Processes that start while Ctrl-C is held do not receive it either, until they unblock it."""
+    blocked = "signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])"
+    with interrupts_held():
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", f"import signal; print({blocked})"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    assert done.stdout == "True\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.slow
