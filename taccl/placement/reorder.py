@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from taccl._internal.arguments import Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
@@ -118,15 +119,17 @@ def reorder(
         if measured is not None:
             judging_s = _JUDGING * (time.monotonic() - began)
             first = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - judging_s))
-        with suppress(OutOfTime):
+        with suppress(OutOfTime), deadline.interruptible():
             best, after, proven = first.run(work, tell=tell)
     if after >= before * (1 - _NOTHING):
         best, after = given, before
     if best != given and measured is not None:
         reason = "the time limit was reached; give more time"
         judgement = Judgement(reason=reason, has_clusters=has_clear_clusters(measured.probe))
-        with suppress(OutOfTime):
+        with suppress(OutOfTime), deadline.interruptible():
             judgement = deadline.run(lambda: judge(measured, case, seed, deadline), tell=tell)
+        if deadline.cancellation.why and not judgement.gains:
+            judgement = replace(judgement, reason="stopped by Ctrl-C; run it again")
         if not (within_noise or judgement.is_trusted):
             best, after, proven = given, before, False
     bound = max(bound, after) if proven else min(bound, after)

@@ -55,6 +55,21 @@ def test_noise_between_equal_hosts_is_no_gain(passes):
 
 
 @pytest.mark.slow
+def test_ctrl_c_during_the_judgement_keeps_the_order(monkeypatch):
+    """Ctrl-C while the gain is judged returns the order that the search found, which is not judged."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    reorder = import_module("taccl.placement.reorder")
+    monkeypatch.setattr(reorder.Case, "search", lambda case, *_: (case.nested, case.ticks(case.nested)))
+    monkeypatch.setattr(reorder, "judge", interrupted)
+    found = taccl.reorder(probed(0, racks=2, passes=4), **SMALL, within_noise=True)
+    assert found.order != GIVEN
+    assert str(found.judgement).startswith("not judged against noise: stopped by Ctrl-C; run it again")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
 def test_racks_are_a_gain_in_the_same_noise(passes):
     """For two racks in random order with the same noise, a gain above 1.5 is confirmed."""

@@ -105,7 +105,7 @@ def _rival(problem: Problem, deadline: Deadline) -> Schedule | None:
     free = taccl.make_problem(
         problem.topology, problem.collective, size_bytes=size, chunk_bytes=None if size else whole
     )
-    with suppress(InputError, OutOfTime), deadline.enforced():
+    with suppress(InputError, OutOfTime, KeyboardInterrupt), deadline.enforced():
         return taccl.baselines.baseline("best", free, cut=False)
     return None
 

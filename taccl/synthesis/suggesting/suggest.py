@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Unpack
@@ -92,7 +92,7 @@ def suggest_sketches(
         Max number of proposals; there are none if no candidate can be scheduled.
     time_limit_s : float
         Seconds to try candidates and to bound the best. If none is complete by then, the first one for which
-        a list scheduler finds a schedule is taken.
+        a list scheduler finds a schedule is taken. Ctrl-C keeps the candidates so far.
     seed : int
         Seed of the list scheduler.
     progress : callable, optional
@@ -174,20 +174,23 @@ def suggest_for(
     first = cut(per_rank)
     check_reachable(first)
     shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
-    trials = _Trials(cut, shape, options, give_up.sooner(time_limit_s), give_up)
+    trials = _Trials(cut, shape, options, give_up.sooner(time_limit_s), give_up, is_patient)
     most_merged = min(first.clauses.max_merge, _MOST_MERGED)
     merges = (1,) if first.topology.num_nodes == 1 or most_merged == 1 else (1, most_merged)
     if shape.is_small(min(first.chunk_bytes)):
         merges = merges[::-1]
     ways = [(plan, max_merge) for plan in relay_plans(shape) for max_merge in merges]
-    tried = [trials.attempt(*way, per_rank) for way in ways]
-    finish_us = min(tried)
-    _try_partitions(trials, counts, *ways[tried.index(finish_us)], per_rank, finish_us)
-    for way in ways if is_patient and not trials.found else ():
-        if trials.attempt(*way, min(counts), is_late=True) < math.inf:
-            break
-    if along and not trials.deadline.has_passed:
-        _try_dimensions(trials, most)
+    with trials.interruptible():
+        tried = [trials.attempt(*way, per_rank) for way in ways]
+        finish_us = min(tried)
+        _try_partitions(trials, counts, *ways[tried.index(finish_us)], per_rank, finish_us)
+        for way in ways if is_patient and not trials.found else ():
+            if trials.attempt(*way, min(counts), is_late=True) < math.inf:
+                break
+        if along and not trials.deadline.has_passed:
+            _try_dimensions(trials, most)
+    if is_patient and give_up.cancellation.why and not trials.found:
+        raise KeyboardInterrupt
     # If merging makes no difference to a plan's first schedule, only the sketch that allows it is kept.
     distinct: dict[tuple[str, int, float], _Candidate] = {}
     for candidate in sorted(trials.found, key=lambda each: each.rank):
@@ -227,6 +230,7 @@ class _Trials:
     - `cut`: Function from a number of chunks per rank to the problem with this number.
     - `deadline`: Time at which trials are stopped once there is a candidate.
     - `give_up`: Time at which trials are stopped while there is no candidate.
+    - `keeps`: True to keep the candidates so far at Ctrl-C.
     - `found`: Candidates so far.
     - `fitting`: {name of a plan: symmetries of a sketch with this plan}.
     """
@@ -236,8 +240,13 @@ class _Trials:
     options: Options
     deadline: Deadline
     give_up: Deadline
+    keeps: bool
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Context that Ctrl-C ends, with all trials, if `keeps`; else `KeyboardInterrupt` is raised."""
+        return self.give_up.interruptible() if self.keeps else nullcontext()
 
     def attempt(self, plan: InternodePlan, max_merge: int, per_rank: int, *, is_late: bool = False) -> float:
         """Try a plan; returns the finish of its schedule in us, or infinity if none is found in time.
@@ -382,8 +391,8 @@ def _proposal(
         if unmerged
         else f"One send between nodes may carry up to {sketch.merging.max} chunks, and pays the latency once."
     )
-    try:
+    bound = None
+    with suppress(OutOfTime), trials.interruptible():
         bound = lower_bound(problem, budget_s=bound_s, limit_s=limit_s, end_s=end_s)
-    except OutOfTime:
-        bound = latency_bound(problem)
+    bound = latency_bound(problem) if bound is None else bound
     return SketchProposal(sketch, bound, candidate.schedule, "; ".join(parts), comments)

@@ -245,6 +245,35 @@ def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch):
 
 
 @pytest.mark.slow
+def test_ctrl_c_keeps_the_candidates_so_far(monkeypatch):
+    """Ctrl-C in the second trial returns the first candidate, and Ctrl-C in its bound one with another bound."""
+    calls, own = [], suggest.quick_schedule
+
+    def interrupted(*args, **_):
+        calls.append(args)
+        if len(calls) == 1:
+            return own(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suggest, "quick_schedule", interrupted)
+    monkeypatch.setattr(suggest, "lower_bound", interrupted)
+    (found,) = taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=AMPLE_S)
+    assert len(calls) == 3
+    assert 0 < found.bound_us <= found.finish_us
+
+
+def test_ctrl_c_before_the_first_candidate_is_passed_on(monkeypatch):
+    """Ctrl-C in the first trial raises `KeyboardInterrupt`, as there is no proposal."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suggest, "quick_schedule", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=AMPLE_S)
+
+
+@pytest.mark.slow
 def test_only_partitions_that_are_tried_are_made(monkeypatch):
     """Only chunkings that are tried are constructed: 2 chunks per rank, and 1 after the time limit."""
     cut = []
