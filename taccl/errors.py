@@ -152,7 +152,7 @@ class LossyConversionWarning(TacclWarning):
 
 
 class NumericsWarning(TacclWarning):
-    """Times are not exact: costs were rounded, or a profile has no latencies."""
+    """Times are not exact: costs were rounded, a profile has no latencies, or a fit is far off."""
 
 
 def warn(message: str | TacclWarning, category: type[TacclWarning] = TacclWarning) -> None:

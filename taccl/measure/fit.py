@@ -11,7 +11,7 @@ import numpy as np
 from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import Count, Natural, checked
 from taccl._internal.arrays import Floats, Ints
-from taccl.errors import InputError
+from taccl.errors import InputError, NumericsWarning, warn
 from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import irregularity_note
 from taccl.measure.estimate import (
@@ -46,7 +46,7 @@ from taccl.topology.topology import Topology
 
 #: Min sizes for held-out sizes, and for intervals by resampling.
 _MIN_SIZES = 3
-#: Max 90th percentile of the relative errors; above it, a note says that some sizes fit badly.
+#: Max 90th percentile of the relative errors; above it, a warning and a note say that some sizes fit badly.
 WORST_P90 = 0.2
 #: Max ratio of a fitted value to its physical limit at which it counts as limited.
 _NEAR = 1.005
@@ -148,6 +148,8 @@ def fit(
     ]
     p90 = float(np.percentile(errors, 90))
     poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes fit badly; see their table"
+    if p90 > WORST_P90:
+        warn(f"fit to {source}: {poor}", NumericsWarning)
     notes = (
         *differing_logs(series, [log.path for log in read for _ in log.series]),
         *slowed,

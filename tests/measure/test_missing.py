@@ -3,7 +3,7 @@
 import pytest
 
 import taccl
-from taccl.errors import InputError
+from taccl.errors import InputError, NumericsWarning
 from taccl.measure.fitted import missing_measurements
 from taccl.measure.machine import placed
 from taccl.measure.model import PARAMETERS
@@ -67,7 +67,7 @@ def test_a_number_of_nodes_replaces_guessed_racks():
 
 @pytest.mark.slow
 def test_large_errors_at_some_sizes_are_noted(tmp_path):
-    """A 90th percentile of errors above 20 % is noted, even if the median error is small."""
+    """A 90th percentile of errors above 20 % is a warning and a note, even if the median error is small."""
     lines = table().splitlines()
     for place in (4, 9, 14, 19, 24):
         cells = lines[place].split()
@@ -75,5 +75,6 @@ def test_large_errors_at_some_sizes_are_noted(tmp_path):
         cells[6] = f"{int(cells[0]) / float(cells[5]) / 1000:.2f}"
         lines[place] = " ".join(cells)
     (tmp_path / "a.log").write_text("\n".join(lines))
-    notes = taccl.fit([str(tmp_path / "a.log")], "dgx-h100").notes
+    with pytest.warns(NumericsWarning, match="fit to a.log: the 90th percentile of the errors"):
+        notes = taccl.fit([str(tmp_path / "a.log")], "dgx-h100").notes
     assert any("90th percentile of the errors" in note for note in notes)
