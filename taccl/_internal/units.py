@@ -209,6 +209,12 @@ def format_us(time_us: Fraction | float) -> str:
     return f"{text} us"
 
 
+def format_digits(number: float, num_digits: int = 4) -> str:
+    """Number with its first significant digits, and never a positive exponent: ``"12346"``, ``"0.5125"``."""
+    text = f"{number:.{num_digits}g}"
+    return f"{number:.0f}" if "e+" in text else text
+
+
 def format_s(seconds: float) -> str:
     """Seconds with two significant digits, or whole seconds from 100 on: ``0.094 s``, ``360 s``."""
     return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.2g} s"

@@ -10,7 +10,7 @@ from statistics import median
 
 from taccl._internal.arguments import Count, Duration, Seconds, checked
 from taccl._internal.deadline import Deadline, OutOfTime
-from taccl._internal.units import format_size
+from taccl._internal.units import format_digits, format_size
 from taccl.errors import FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.link_rates import link_sentence
@@ -433,7 +433,7 @@ def clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor:
     """Yield clauses of the verdict: bandwidth of the largest size, and time of small messages."""
     series, best_choice, library = expected.series, expected.best, library_name(expected.topology)
     size, time_us = series.size_bytes[-1], series.times_us[-1]
-    rate = f"{size / time_us / 1000 * factor:.4g} GB/s bus at {format_size(size)}"
+    rate = f"{format_digits(size / time_us / 1000 * factor)} GB/s bus at {format_size(size)}"
     if facts.share is None:
         yield f"{rate}: not judged, as bandwidth shows only from {format_size(LARGE)} on"
     else:
@@ -447,10 +447,10 @@ def clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor:
         yield f"{rate} is {facts.share:.0%} of {best_of_all}{bound}"
     small_us, usual_us = _small(expected)
     if small_us is not None and usual_us is not None:
-        yield f"small messages: {small_us:.3g} us where {usual_us:.3g} are usual"
+        yield f"small messages: {format_digits(small_us, 3)} us where {format_digits(usual_us, 3)} are usual"
 
 
 def _rate_text(choice: Choice, size: int, factor: float) -> str:
     """Text with the algorithm of a choice, and its predicted bus bandwidth at a size."""
     name = choice.algorithm.upper() if choice.algorithm == "nvls" else choice.algorithm
-    return f"{name}, {size / choice.time_us / 1000 * factor:.4g}"
+    return f"{name}, {format_digits(size / choice.time_us / 1000 * factor)}"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from taccl._internal.html import card, facts
 from taccl._internal.html import table as html_table
 from taccl._internal.names import first_of, note_lines, shown, table
-from taccl._internal.units import format_size
+from taccl._internal.units import format_digits, format_size
 from taccl.measure.causes import Cause
 from taccl.measure.series import Series
 
@@ -189,8 +189,8 @@ class SeriesDiagnosis:
             (
                 format_size(each.size_bytes), f"{each.measured_us:.1f}", f"{each.predicted_us:.1f}",
                 each.off,
-                f"{self.busbw(each.size_bytes, each.measured_us):.4g}",
-                f"{self.busbw(each.size_bytes, each.predicted_us):.4g}", each.predicted_by,
+                format_digits(self.busbw(each.size_bytes, each.measured_us)),
+                format_digits(self.busbw(each.size_bytes, each.predicted_us)), each.predicted_by,
             )
             for each in self.points
         ]  # fmt: skip
@@ -204,13 +204,12 @@ class SeriesDiagnosis:
 
         The predicted time is given twice, the second time with the error of the library's prediction.
         """
-        return [
-            (
-                format_size(each.size_bytes), each.runtime, f"{each.measured_us:.4g} us",
-                f"{each.predicted_us:.4g} us", f"{each.predicted_us * each.error:.4g} us", each.text,
-            )
-            for each in self.gains
-        ]  # fmt: skip
+        rows = []
+        for each in self.gains:
+            times_us = each.measured_us, each.predicted_us, each.predicted_us * each.error
+            shown_us = (f"{format_digits(time_us)} us" for time_us in times_us)
+            rows.append((format_size(each.size_bytes), each.runtime, *shown_us, each.text))
+        return rows
 
     def __repr__(self) -> str:
         lines = [

@@ -9,6 +9,7 @@ from taccl._internal.units import (
     exact,
     format_about,
     format_count,
+    format_digits,
     format_gap,
     format_limit,
     format_rates,
@@ -85,6 +86,7 @@ def test_times_are_exact_microseconds(text, expected):
         # Limits of ranges are exact.
         (format_limit(2**20), "1MiB"), (format_limit(2**20 - 1), "1048575B"), (format_limit(0), "0B"),
         # Seconds have two significant digits, else whole seconds.
+        (format_digits(12345.6), "12346"), (format_digits(0.51249), "0.5125"), (format_digits(7750.2, 3), "7750"),
         (format_s(0.0941), "0.094 s"), (format_s(7), "7 s"), (format_s(99.4), "99 s"), (format_s(360.2), "360 s"),
         # Times have at most three decimals, without trailing zeros.
         (format_us(Fraction(2539, 5)), "507.8 us"), (format_us(69), "69 us"), (format_us(0.0004), "0 us"),
