@@ -210,6 +210,18 @@ class Run:
         further = self._channels_used(name, algorithm, self.num_channels / costs.nics_per_rank) - 1
         return further * costs.network.post_us * costs.network_latency
 
+    def _step_us(self, p: int, posts: int) -> Floats | float:
+        """Least time in us of a step of a ring between nodes, as a host posts a message for each channel.
+
+        - `posts`: number of posts for a single channel, of which further channels hide all but one.
+        """
+        costs, least = self.costs, tuning.NET_POST_US["Intel"] * posts
+        if costs.architecture:
+            return least
+        used = self._channels_used(PROTOCOLS[p].name, "ring", 2 * self.num_channels)
+        each = max(tuning.NET_POST_US[costs.host], costs.network.message_us)
+        return np.maximum(used / self.per_node * each, least)
+
     def _checks_flags(self, p: int) -> bool:
         """True if the time in which hosts look for flags under LL is known for the network."""
         return PROTOCOLS[p].name == "ll" and self.num_nodes > 1 and self.costs.network.ll_us > 0
@@ -277,18 +289,19 @@ class Run:
         costs, m, steps = self.costs, self.num_nodes, self.num_steps
         base, hop = self._node_us(p, "ring")
         is_simple = PROTOCOLS[p].name == "simple"
-        model_hop, posts = hop, tuning.SIMPLE_POSTS if is_simple else 1
-        hop = self._real_hop_us(p, hop)
+        model_hop = hop
+        real_hop: Floats | float = self._real_hop_us(p, hop)
         if m > 1:
+            posts = tuning.SIMPLE_POSTS if is_simple else 1
             model_hop = max(model_hop, tuning.NET_POST_US[costs.host] * posts)
-            hop = max(hop, tuning.NET_POST_US["Intel"] * posts)
+            real_hop = np.maximum(real_hop, self._step_us(p, posts))
         across = (m - 1) * (2 if self.collective == "allreduce" else 1)
         inside = (self.num_ranks - 1 if self.collective in ("broadcast", "reduce") else steps) - across
         model_us = base + inside * model_hop + across * self.network_us(p, "ring", model=True)
         if self.collective in ("broadcast", "reduce"):
             model_us = base + (model_hop if m == 1 else self.network_us(p, "ring", model=True))
         network_us = self.network_us(p, "ring", model=False) + self._posts_us(p, "ring")
-        latency_us = (base + inside * hop) * costs.node_latency + across * network_us
+        latency_us = (base + inside * real_hop) * costs.node_latency + across * network_us
         by_model = np.full(self.size.shape, model_us)
         if self.collective == "allreduce" and m > 1 and is_simple:
             plateau = tuning.RING_PLATEAU[costs.generation not in ("", "Volta")]

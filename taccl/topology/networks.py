@@ -20,6 +20,7 @@ class Network(NamedTuple):
       messages one by one.
     - `ll_us`: Time in us that 4 KiB of a channel add to a hop under LL, as hosts look for all flags between
       the data (``src/transport/net.cc``). It replaces `post_us` under LL; 0 where only `post_us` is known.
+    - `message_us`: Time in us in which a host posts a message, if longer than in NCCL's table.
     - `efficiency`: Fraction of the line rate that large messages reach.
     - `stated_us`: Latency in us that the network's plugin reports to NCCL, which chooses algorithms by it.
     - `ll128`: True if NCCL uses LL128 over this network, which needs ordered writes.
@@ -47,6 +48,7 @@ class Network(NamedTuple):
     step_bytes: int = STEP_BYTES
     simple_us: float | None = None
     ll_us: float = 0.0
+    message_us: float = 0.0
 
     def further_us(self, protocol: str) -> float:
         """Latency in us that a hop has in addition to NCCL's table; simple waits for data and for a flush."""
@@ -92,7 +94,9 @@ NETWORKS = {
                 "google/nccl-plugin-gpudirect-tcpxo, tcpxo_scripts",
                 only=("ring ll", "tree ll", "ring simple", "tree simple"), step_bytes=1 << 20, simple_us=0),
         Network("slingshot", 0, 0, 3, 0.86, 0, False,
-                "published logs of 2 x 4 GH200 of two clusters; posts as EFA with RDMA: our choice"),
+                "published logs of 2 x 4 GH200 of two clusters; posts as EFA with RDMA, also in "
+                "each step of a ring: our choice",
+                message_us=3),
         Network("efa-host", 6, 0, 4, 0.5, 75, False,
                 f"{_OFI}, and sets protocol simple; hop: published log of 2 x 1 T4 (no GPUDirect RDMA)",
                 only=("ring simple",)),

@@ -366,10 +366,23 @@ def test_hosts_look_for_the_flags_of_ll(nodes, added_us):
     assert other - small == pytest.approx(added_us, rel=0.25)
 
 
+def test_hosts_post_the_messages_of_all_channels_in_each_step_of_a_ring():
+    """Rings between nodes have longer steps with hosts of AMD if each rank has several channels."""
+    costs = costs_of("h200")
+    sizes = np.array([2.0**10, 2.0**20])
+    intel, amd = (
+        Run(each, "allgather", 16, 2, sizes).ring(1).time_us for each in (costs, replace(costs, host="AMD"))
+    )
+    assert amd[0] == intel[0]
+    assert amd[1] > intel[1] + 20
+
+
 @pytest.mark.parametrize(
     ("machine", "ranks", "size", "measured_us"),
     [
         ("gh200", 8, 64, 20.28),
+        ("gh200", 8, 1 << 17, 80.5),
+        ("gh200", 8, 1 << 18, 123.3),
         ("gh200", 8, 128 << 20, 1773.7),
         ("p3dn.24xlarge", 16, 1 << 18, 243.9),
         ("g4dn.8xlarge", 2, 64, 65.2),
