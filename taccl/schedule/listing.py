@@ -105,10 +105,15 @@ class Tasks:
         waiting = self._num_awaited()
         earliest, start, after = [0] * len(order), [0] * len(order), self.after
         # A queue has the waiting tasks that need a resource at the same time after their start.
-        queues = sorted({(resource, begin) for holds in self.holds for resource, begin, _ in holds})
-        number_of = {queue: number for number, queue in enumerate(queues)}
-        holds = [[(number_of[r, begin], r, begin, until) for r, begin, until in some] for some in self.holds]
-        free = [0] * (queues[-1][0] + 1 if queues else 0)
+        every = sorted({(resource, begin) for some in self.holds for resource, begin, _ in some})
+        number_of = {queue: number for number, queue in enumerate(every)}
+        place_of = {resource: number for number, resource in enumerate({resource for resource, _ in every})}
+        queues = [(place_of[resource], begin) for resource, begin in every]
+        holds = [
+            [(number_of[r, begin], place_of[r], begin, until) for r, begin, until in some]
+            for some in self.holds
+        ]
+        free = [0] * len(place_of)
         #: Heap of the priorities of each queue's tasks; time and priority at which its head is called.
         waits: list[list[int]] = [[] for _ in queues]
         calls: list[tuple[int, int] | None] = [None] * len(queues)

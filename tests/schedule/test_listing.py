@@ -190,3 +190,11 @@ def test_tasks_that_wait_for_each_other_are_refused():
     tasks.duration, tasks.holds = [1, 1], [[], []]
     with pytest.raises(ValueError, match="wait for each other"):
         tasks.tails()
+
+
+def test_resources_have_any_numbers():
+    """Lanes of dimensions have numbers below 0; such a resource differs from those with other numbers."""
+    tasks = Tasks()
+    for resource in (-1, 1, -1, 0):
+        tasks.add(5, resource)
+    assert tasks.starts([(0,), (1,), (2,), (3,)]) == [0, 0, 5, 0]
