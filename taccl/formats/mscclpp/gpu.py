@@ -59,11 +59,17 @@ class PlanGpu:
             for ops in self._pieces(t, own.steps, split):
                 threadblocks.append({"id": len(threadblocks), "ops": ops} | own.references())
         if len(threadblocks) > max_threadblocks:
+            found, remedy = (
+                "",
+                "lower the schedule with threadblocks='per-peer', or fewer num_channels or instances",
+            )
+            if len(self.threadblocks) <= max_threadblocks:
+                found = f": its {len(self.threadblocks)} threadblocks are split after {MAX_OPERATIONS} operations each"
+                remedy = "make the schedule in fewer chunks"
             raise ExportError(
                 f"MSCCL++ runs at most {max_threadblocks} threadblocks per rank at once, but rank "
-                f"{self.rank} has {len(threadblocks)}",
-                remedy="lower the schedule with threadblocks='per-peer', or fewer num_channels or instances, "
-                "or give max_threadblocks (the GPU's number of multiprocessors)",
+                f"{self.rank} has {len(threadblocks)}{found}",
+                remedy=f"{remedy}, or give max_threadblocks (the GPU's number of multiprocessors)",
             )
         return {
             "id": self.rank,

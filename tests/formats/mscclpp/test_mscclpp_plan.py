@@ -175,6 +175,11 @@ def test_long_threadblocks_are_refused_or_split():
     assert max(lengths) <= 64
     assert len(lengths) > sum(len(rank.threadblocks) for rank in program.ranks)
     assert run_plan(plan)
+    most = max(len(rank.threadblocks) for rank in program.ranks)
+    with pytest.raises(
+        ExportError, match=f"its {most} threadblocks are split .*; make the schedule in fewer"
+    ):
+        build_mscclpp_plan(program, split=True, max_threadblocks=most)
 
 
 @pytest.mark.slow
