@@ -59,12 +59,10 @@ class PlanGpu:
             for ops in self._pieces(t, own.steps, split):
                 threadblocks.append({"id": len(threadblocks), "ops": ops} | own.references())
         if len(threadblocks) > max_threadblocks:
-            found, remedy = (
-                "",
-                "lower the schedule with threadblocks='per-peer', or fewer num_channels or instances",
-            )
-            if len(self.threadblocks) <= max_threadblocks:
-                found = f": its {len(self.threadblocks)} threadblocks are split after {MAX_OPERATIONS} operations each"
+            found, own = "", len(self.threadblocks)
+            remedy = "lower the schedule with threadblocks='per-peer', or fewer num_channels or instances"
+            if own <= max_threadblocks:
+                found = f": its {own} threadblocks are split after {MAX_OPERATIONS} operations each"
                 remedy = "make the schedule in fewer chunks"
             raise ExportError(
                 f"MSCCL++ runs at most {max_threadblocks} threadblocks per rank at once, but rank "
