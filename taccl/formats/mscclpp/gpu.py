@@ -59,10 +59,10 @@ class PlanGpu:
             for ops in self._pieces(t, own.steps, split):
                 threadblocks.append({"id": len(threadblocks), "ops": ops} | own.references())
         if len(threadblocks) > max_threadblocks:
-            found, own = "", len(self.threadblocks)
+            found, count = "", len(self.threadblocks)
             remedy = "lower the schedule with threadblocks='per-peer', or fewer num_channels or instances"
-            if own <= max_threadblocks:
-                found = f": its {own} threadblocks are split after {MAX_OPERATIONS} operations each"
+            if count <= max_threadblocks:
+                found = f": its {count} threadblocks are split after {MAX_OPERATIONS} operations each"
                 remedy = "make the schedule in fewer chunks"
             raise ExportError(
                 f"MSCCL++ runs at most {max_threadblocks} threadblocks per rank at once, but rank "
