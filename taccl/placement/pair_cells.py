@@ -131,7 +131,9 @@ def matrices_in(lines: Sequence[str], where: str) -> list[tuple[range, Table, st
             end += 1
         rows = entries[start:end]
         starts = [cells[0] for _, cells in rows]
-        is_numbered = width == len(rows) and is_index(starts)  # a table with a column of row numbers
+        diagonal = [cells[place] for place, (_, cells) in enumerate(rows) if place < width]
+        # A table with a column of row numbers, unless it is a matrix of distances along a line.
+        is_numbered = width == len(rows) and is_index(starts) and any(map(_is_figure, diagonal))
         if 1 < len(rows) <= width <= len(rows) + 1 and not is_numbered:
             head = entries[start - 1 : start] if start else []
             # Names of rows must be those of columns; without these, a line of prose may be above numbers.
@@ -215,6 +217,11 @@ def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | Non
 def is_name(cell: str) -> bool:
     """True for a cell with text that is not a number, such as the name of a host."""
     return not is_nothing(cell) and bool(np.isnan(_number(cell)))
+
+
+def _is_figure(cell: str) -> bool:
+    """True for a cell that is neither empty nor zero, as cells on the diagonal of a matrix are."""
+    return not is_nothing(cell) and _number(cell) != 0
 
 
 def _number(cell: str) -> float:
