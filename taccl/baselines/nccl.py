@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from taccl._internal.arguments import checked
 from taccl._internal.caching import cached
-from taccl._internal.units import format_us
+from taccl._internal.units import format_count, format_us
 from taccl.baselines.channel_schedules import over_channels, predict
 from taccl.baselines.direct import exchange_end_us, exchange_us, pairwise
 from taccl.baselines.nccl_links import table_rates, topology_under
@@ -66,7 +66,7 @@ class Considered(NamedTuple):
     time_us: float
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.algorithm, self.protocol, f"{self.channels} channels")))
+        return ", ".join(filter(None, (self.algorithm, self.protocol, format_count(self.channels, "channel"))))
 
 
 @checked

@@ -13,6 +13,7 @@ import os
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.units import format_count
 from taccl.errors import TopologyError
 from taccl.topology.models import MODELS, Model, Rate
 from taccl.topology.networks import INSTANCES, NETWORKS
@@ -29,6 +30,8 @@ from taccl.topology.tuning import (
     PCIE_HOPS_US,
     PROTOCOLS,
     SOURCE,
+    VOLTA_LAUNCH_SOURCE,
+    VOLTA_LAUNCH_US,
     Protocol,
 )
 
@@ -135,9 +138,10 @@ def _by_protocol(
         )
 
     kind = nominal.constants[0].name.partition("_")[0]
-    beta, nic = f"{kind}_beta_us_per_mb", "nic_alpha_us"
+    beta, double, nic = f"{kind}_beta_us_per_mb", f"{kind}_double_beta_us_per_mb", "nic_alpha_us"
     given = {
         beta: Constant(beta, beta_of_bandwidth(gb_per_s), rate_source),
+        double: Constant(double, beta_of_bandwidth(2 * gb_per_s), f"twice {rate_source}"),
         nic: Constant(nic, OVERHEAD_US, _OVERHEAD),
     }
     simple, ll, ll128 = (costs_of(table) for table in (PROTOCOLS[2], *PROTOCOLS[:2]))
@@ -174,7 +178,8 @@ def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
     """Profiles of a machine; the first, its default, is TACCL's, else NCCL's or RCCL's, else nominal."""
     nominal = _nominal(machine, model.links, model.nic)
     if model.published is not None:
-        return _published(machine, *model.published), nominal
+        of_library = profiles_of(machine, model._replace(published=None))[0]
+        return _published(machine, *model.published), nominal, of_library
     if model.num_nvlinks or model.pcie is not None:
         costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
         if model.pcie is not None:
@@ -183,11 +188,13 @@ def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
             costs = {each.name: (each.ring_base_us, hop, each.bandwidth_share) for each, hop in hops}
         else:
             rate = NVLINK_GB_PER_S[model.generation]
-            peers = sum(0 in pair for pair in model.shape.pairs) or 1
-            said = f"{model.num_nvlinks // peers} NVLinks of {rate} GB/s: {SOURCE}"
-            rates = Fraction(model.num_nvlinks, peers) * Fraction(rate)
+            joined = sum(count for pair, count in model.shape.pairs.items() if 0 in pair) or 1
+            rates = Fraction(model.num_nvlinks, joined) * Fraction(rate)
+            said = f"{format_count(model.num_nvlinks // joined, 'NVLink')} of {rate} GB/s: {SOURCE}"
         most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[model.generation]), SOURCE)
-        launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
+        is_old = model.generation == "Volta" and model.pcie is None
+        launch_us, launch_of = (VOLTA_LAUNCH_US, VOLTA_LAUNCH_SOURCE) if is_old else (LAUNCH_US, LAUNCH)
+        launch = Constant("launch_us", Fraction(str(launch_us)), launch_of)
         of_library = _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most, model.generation)
         return of_library, nominal
     if model.rccl is None:  # the costs of libraries are unknown

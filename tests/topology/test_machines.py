@@ -255,6 +255,26 @@ def test_every_constant_names_its_source():
             assert all(constant.name.endswith(("_us", "_us_per_mb")) for constant in profile.constants)
 
 
+def test_no_rate_exceeds_the_data_sheet():
+    """Rates of every profile are at most those of the profile ``nominal``, link by link."""
+    for profiles in PROFILES.values():
+        sheet = next(each for each in profiles if each.name == "nominal")
+        for profile in profiles:
+            rates = [each for each in profile.constants if each.name.endswith("_beta_us_per_mb")]
+            assert all(each.value >= sheet[each.name] for each in rates), profile
+
+
+@pytest.mark.parametrize("machine", ["ndv2", "dgx1", "dgx2", "p3dn.24xlarge"])
+def test_servers_of_v100_have_the_latencies_of_nccl(machine):
+    """Profile ``nccl`` has 20 GB/s for each NVLink, NCCL's hops, and the launch on Volta."""
+    profile = find_profile(machine, "nccl")
+    joint, num = ("nvswitch", 6) if machine == "dgx2" else ("nvlink", 1)
+    assert 1000 / profile[f"{joint}_beta_us_per_mb"] == 20 * num
+    assert num == 6 or 1000 / profile["nvlink_double_beta_us_per_mb"] == 40
+    assert profile[f"{joint}_alpha_us"] == Fraction("3.4")
+    assert profile.launch.value == Fraction("3.8")
+
+
 def test_a_profile_is_found_by_name():
     """Constants of a profile are found by machine, profile and constant name."""
     assert find_profile("dgx2", "taccl")["internode_alpha_us"] == Fraction(13, 5)
