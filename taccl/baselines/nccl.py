@@ -66,7 +66,8 @@ class Considered(NamedTuple):
     time_us: float
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.algorithm, self.protocol, format_count(self.channels, "channel"))))
+        parts = self.algorithm, self.protocol, format_count(self.channels, "channel")
+        return ", ".join(filter(None, parts))
 
 
 @checked
