@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.baselines.nccl import nccl_candidate, nccl_choices, scheduled
-from taccl.measure.channel_limits import channel_costs
+from taccl.measure.channel_limits import ROUNDED, channel_costs
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
 from taccl.measure.machine import import_network, is_uniform_server, machine_of, replaces
 from taccl.measure.predict import costs_of, ranks_per_node
 from taccl.measure.series import Series
+from taccl.problem.collective import busbw_factor
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import busy_shares
+from taccl.topology.models import MODELS
 from taccl.topology.networks import NETWORK_TITLES, NETWORKS
 from taccl.topology.parts import on_rails, thousandths
 from taccl.topology.profiles import PROFILES
@@ -65,8 +67,8 @@ class Expectation:
     """Expected behaviour of a stock library for one collective on one topology.
 
     Machines and instance types by name use the library's own choices and pipeline (`taccl.measure.library`).
-    So do imports of one server with NVSwitch whose GPUs are alike. Other topologies, and profiles from files,
-    use the baseline `nccl`, which sends over their links.
+    So do imports of one server with NVSwitch, or with PCIe alone, whose GPUs are alike. Other topologies,
+    and profiles from files, use the baseline `nccl`, which sends over their links.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Expectation:
         self.places = sorted(
             {*range(max(count - 3, 0), count), *np.linspace(0, count - 1, most).astype(int).tolist()}
         )
-        costs = _costs_on(topology, named_network, version)
+        costs = _costs_on(topology, named_network, version) or _costs_on_pcie(series, topology, version)
         self._costs = costs and replace(costs, ranks_per_process=series.launched_together)
         #: Algorithms to which `predicted_us` is limited; empty if it is for the library's own choice.
         self.algorithms = frozenset(algorithms) & self._modelled
@@ -386,6 +388,26 @@ def _costs_on(topology: Topology, named_network: str, version: Sequence[int]) ->
     per_node = ranks_per_node(topology.machine)
     # As nodes are alike, the first one with kept ranks stands for all.
     return costs.on_ranks([rank % per_node for rank in kept if rank // per_node == kept[0] // per_node])
+
+
+def _costs_on_pcie(series: Series, topology: Topology, version: Sequence[int]) -> Costs | None:
+    """Costs of the machine model with PCIe as fast as that of an imported server, up to its rings' rate.
+
+    None if links other than PCIe join ranks, or the ranks differ. None also for an alltoall, whose rate
+    depends on the file's switches.
+    """
+    if {link.name for link in topology.links} != {"PCIe"} or not is_uniform_server(topology):
+        return None
+    rate = machine_of(topology).node_gb_per_s * (1 + ROUNDED)
+    rates = {name: float(model.pcie.nccl_gb_per_s) for name, model in MODELS.items() if model.pcie}
+    able = [name for name, of_model in rates.items() if of_model <= rate]
+    if series.collective == "alltoall" or not able:
+        return None
+    costs = costs_of(max(able, key=rates.__getitem__))
+    problem = make_problem(topology, series.collective, size_bytes=series.size_bytes[-1])
+    ring = max(each.gb_per_s for each in nccl_choices(problem) if each.algorithm == "ring")
+    ring *= busbw_factor(series.collective, series.num_ranks) * (1 + ROUNDED)
+    return replace(costs, node_gb_per_s=min(costs.node_gb_per_s, ring)).under(version)
 
 
 def _first_nodes(topology: Topology) -> Topology:

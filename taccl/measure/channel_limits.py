@@ -20,7 +20,7 @@ from taccl.topology.topology import Topology
 from taccl.topology.tuning import NVLINK_GB_PER_S, PAIR_CHANNEL_NETWORK_GB_PER_S
 
 #: Max relative error of a rate computed from the rounded cost of a link.
-_ROUNDED = 0.01
+ROUNDED = 0.01
 
 
 @cached
@@ -72,7 +72,7 @@ def channel_costs(topology: Topology) -> Costs | None:
     figures = machine_of(topology)
     most = max(each.num_nvlinks for each in MODELS.values() if each.generation == generation)
     link = float(NVLINK_GB_PER_S[generation])
-    node = min(figures.node_gb_per_s * (1 + _ROUNDED), most * link)
+    node = min(figures.node_gb_per_s * (1 + ROUNDED), most * link)
     network = import_network(topology) or NETWORKS["infiniband"]
     return Costs(
         generation, node, round(node / link), figures.network_gb_per_s, figures.ranks_per_nic, network,

@@ -96,6 +96,20 @@ def test_a_matrix_has_the_pcie_rate_of_the_named_gpus(log, tmp_path, name, rate)
     assert any(f"{rate} GB/s assumed for a PCIe link" in note for note in found.notes)
 
 
+def test_servers_on_pcie_are_judged_as_the_machine(log, tmp_path):
+    """NCCL's XML states 24 GB/s for PCIe 4.0, of which channels take 20: a healthy log is as expected.
+
+    Small messages have the expected time of the machine by name.
+    """
+    path = tmp_path / "l40s.xml"
+    path.write_text(server_xml(89, 0, gen="16.0", gpus_per_nic=2))
+    text = node_log(20.0, latency_us=22.0).replace(H100_NAME, "NVIDIA L40S")
+    found, named = (judged(log(text), topology=on) for on in (str(path), "l40s"))
+    assert found.verdict.endswith("; as expected")
+    assert found.share == pytest.approx(named.share, rel=0.01)
+    assert found.usual_us == pytest.approx(named.usual_us, rel=0.01)
+
+
 def test_an_alltoall_between_nodes_is_within_the_error(shared_data, xml):
     """An alltoall on 2 x 8 A100, 9 % slower than expected by machine and by file, has no likely cause."""
     found = judged(str(shared_data / "nccl-tests/unseen/ndmv4_x2_alltoall.txt"), topology=xml(**A100))
