@@ -8,9 +8,9 @@ from taccl._internal.caching import cached
 from taccl._internal.units import format_count
 from taccl.measure.facts import HEALTHY, WITHIN_ERROR
 from taccl.measure.library import Run
-from taccl.measure.library_costs import ASSUMED_VERSION, PAIR_RATES, Costs
+from taccl.measure.library_costs import ASSUMED_VERSION, Costs
 from taccl.measure.machine import import_network, machine_of
-from taccl.measure.predict import costs_of, known_machines
+from taccl.measure.predict import costs_of, figures_of_generation, known_machines
 from taccl.measure.series import POINT_TO_POINT, Series
 from taccl.topology.models import MODELS
 from taccl.topology.networks import NETWORKS
@@ -77,5 +77,5 @@ def channel_costs(topology: Topology) -> Costs | None:
     return Costs(
         generation, node, round(node / link), figures.network_gb_per_s, figures.ranks_per_nic, network,
         nvls=any(switch.reduces for switch in topology.switches), nvswitch=True, version=ASSUMED_VERSION,
-        pair_rates=PAIR_RATES.get(generation, PAIR_RATES[""]),
+        **figures_of_generation(generation),
     )  # fmt: skip

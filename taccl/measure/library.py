@@ -453,7 +453,7 @@ class Run:
         if peers and costs.fitted is None:
             each = self._network_channels(self.size / n)
             fill_us = filling_us(self.size / n, each, outside / peers, tuning.PAIR_SIZES["network"])
-        wire_us = self.size / 1000 / n * np.maximum((g - 1) / rate, peers / outside)
+        wire_us = self.size / 1000 / n * np.maximum((g - 1) / rate, peers / outside if peers else 0.0)
         post_us = (
             PROTOCOLS[0].ring_network_us + tuning.NET_POST_US["Intel"] + costs.network.hop_us / max(peers, 1)
         )

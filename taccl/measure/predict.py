@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from math import ceil, log2
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,6 @@ from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.profiles import PROFILES
 from taccl.topology.tuning import (
     LAUNCH_CHANNEL_US,
-    LAUNCH_EACH_US,
-    LAUNCH_US,
     LL_GB_PER_S,
     NVLINK_GB_PER_S,
     PROTOCOLS,
@@ -197,6 +196,17 @@ def costs_of(machine: str, *, network: str | None = None, network_gb_per_s: floa
     return costs if network_gb_per_s is None else replace(costs, nic_gb_per_s=network_gb_per_s)
 
 
+def figures_of_generation(generation: str) -> dict[str, Any]:
+    """Fields of `Costs` of a generation of NVIDIA's GPUs: launch times, and rates of messages in a node."""
+    found: dict[str, Any] = {"pair_rates": PAIR_RATES.get(generation, PAIR_RATES[""])}
+    if generation != "Volta":
+        return found | {"channel_launch_us": LAUNCH_CHANNEL_US}
+    return found | {
+        "launch_us": VOLTA_LAUNCH_US, "serial_launch_us": VOLTA_LAUNCH_EACH_US,
+        "channel_launch_us": VOLTA_LAUNCH_CHANNEL_US, "launch_source": VOLTA_LAUNCH_SOURCE,
+    }  # fmt: skip
+
+
 def _of_model(name: str) -> Costs:
     model, shape, (default, *others) = MODELS[name], SHAPES[name], PROFILES[name]
     nominal = others[0] if others else default
@@ -210,17 +220,11 @@ def _of_model(name: str) -> Costs:
         )
     if model.num_nvlinks:
         generation, links = model.generation, model.num_nvlinks
-        is_old = generation == "Volta"
         return Costs(
             generation, links * float(NVLINK_GB_PER_S[generation]), links, nic, shape.ranks_per_nic,
             network, nvls=bool(shape.nvls), nvswitch=shape.joint == "NVSwitch", pairs=shape.pairs,
-            version=ASSUMED_VERSION,
-            launch_us=VOLTA_LAUNCH_US if is_old else LAUNCH_US,
-            host=model.host, nics_per_rank=model.nics_per_rank,
-            serial_launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_EACH_US,
-            channel_launch_us=VOLTA_LAUNCH_CHANNEL_US if is_old else LAUNCH_CHANNEL_US,
-            pair_rates=PAIR_RATES.get(generation, PAIR_RATES[""]),
-            launch_source=VOLTA_LAUNCH_SOURCE if is_old else "",
+            version=ASSUMED_VERSION, host=model.host, nics_per_rank=model.nics_per_rank,
+            **figures_of_generation(generation),
         )  # fmt: skip
     rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])
     launch = RCCL_LAUNCH_US if default.launch is None else float(default.launch.value)

@@ -96,6 +96,18 @@ def test_a_matrix_has_the_pcie_rate_of_the_named_gpus(log, tmp_path, name, rate)
     assert any(f"{rate} GB/s assumed for a PCIe link" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("name", ["alltoall", "all_gather", "broadcast"])
+def test_collectives_on_a_file_have_the_times_of_the_machine(log, tmp_path, name):
+    """On a matrix of 8 H100, other collectives than sums have the expected times of the machine by name, too."""
+    path = tmp_path / "h100.txt"
+    path.write_text(matrix(18))
+    rows = "\n".join(f"{size} {size // 4} float none -1 {20 + size / 4e5:.2f}" for size in (1024, 2**30))
+    gpus = "\n".join(f"#  Rank {r} Group 0 Pid 1 on host0 device {r} [0x00] {H100_NAME}" for r in range(8))
+    text = f"# {name}_perf\n{gpus}\n# size count type redop root time\n{rows}\n"
+    found, named = (judged(log(text), topology=on) for on in (str(path), "dgx-h100"))
+    assert (found.share, found.usual_us) == pytest.approx((named.share, named.usual_us), rel=1e-3)
+
+
 def test_servers_on_pcie_are_judged_as_the_machine(log, tmp_path):
     """NCCL's XML states 24 GB/s for PCIe 4.0, of which channels take 20: a healthy log is as expected.
 
