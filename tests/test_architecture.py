@@ -189,6 +189,10 @@ def test_blas_is_loaded_after_a_look_at_the_address_space():
 CERTIFICATES = PACKAGE / "analysis" / "certificates"
 
 
+#: Names of the evaluation methods of witnesses, with their numbers of arguments.
+EVALUATIONS = {("holds", 3), ("proven", 2)}
+
+
 def names_used(node):
     """Names that a function or class refers to; for the class of a witness only those in its evaluation."""
     if isinstance(node, ast.ClassDef):
@@ -202,7 +206,7 @@ def names_used(node):
 def evaluation(node):
     """The evaluation method of a witness."""
     for each in node.body if isinstance(node, ast.ClassDef) else ():
-        if isinstance(each, ast.FunctionDef) and each.name == "holds" and len(each.args.args) == 3:
+        if isinstance(each, ast.FunctionDef) and (each.name, len(each.args.args)) in EVALUATIONS:
             return each
     return None
 

@@ -11,7 +11,7 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import OutOfTime
-from taccl.analysis.certificates import bounds, scopes
+from taccl.analysis.certificates import bounds, flows, scopes
 from taccl.analysis.certificates.finding.distances import Distances
 from taccl.analysis.certificates.scopes import (
     bound_over_all_chunkings,
@@ -29,6 +29,13 @@ from tests.fuzzing import MANY, by_turns, cases
 
 #: A ring without alpha, at 20 us/MB: times depend on the data alone.
 RING = taccl.topologies.ring(5, alpha_us=0)
+
+
+def kautz(num_ranks):
+    """Generalized Kautz graph of degree 2, with links of 1 us and 50 GB/s."""
+    costs = {"alpha_us": 1, "bandwidth_gb_per_s": 50}
+    edges = [(u, (-2 * u - a) % num_ranks) for u in range(num_ranks) for a in (1, 2)]
+    return taccl.topologies.from_networkx(networkx.DiGraph((u, v, costs) for u, v in edges if u != v))
 
 
 def _bound(topology, collective, size, **options):
@@ -88,6 +95,39 @@ def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):
     assert bound_over_all_chunkings(bound, budget_s=100.0).bound >= first.bound
     assert bound_over_all_chunkings(bound, budget_s=1000.0) is bound_over_all_chunkings(bound)
     assert budgets == [0.0, 100.0]
+
+
+@pytest.mark.parametrize("num_cut_off", [1, 2])
+def test_flows_that_time_cut_off_are_sought_again(monkeypatch, num_cut_off):
+    """A linear program of flows that ends with its share of the time is solved again in the remaining time.
+
+    If that is too short as well, a larger budget computes the bound over all chunkings again.
+    """
+    solve, tries = flows._solve, []
+    problem = taccl.make_problem(kautz(7), "alltoall", size_bytes=4_200_000, chunks_per_rank=1)
+    solved = taccl.lower_bound(problem, divisible=True)
+    assert not solved.is_cut_off
+
+    def late(*given):
+        tries.append(1)
+        return solve(*given) if len(tries) > num_cut_off else None
+
+    monkeypatch.setattr(flows, "_solve", late)
+    found = bound_over_all_chunkings(bounds.latency_bound(problem), budget_s=10.0)
+    assert (found.bound < solved.bound, found.is_cut_off) == ((num_cut_off == 2,) * 2)
+    assert bound_over_all_chunkings(found, budget_s=20.0) is found
+    assert bound_over_all_chunkings(bounds.latency_bound(problem), budget_s=20.0).bound == solved.bound
+
+
+def test_prices_of_whole_chunks_hold_over_all_chunkings(monkeypatch):
+    """If time cut the bound over all chunkings off, the prices of the chunks' own bound prove a larger one."""
+    problem = taccl.make_problem(kautz(7), "alltoall", size_bytes=4_200_000, chunks_per_rank=1)
+    own, solved = taccl.lower_bound(problem), taccl.lower_bound(problem, divisible=True)
+    monkeypatch.setattr(flows, "_solve", lambda *_: None)
+    assert bound_over_all_chunkings(bounds.latency_bound(problem), budget_s=1.0).bound < solved.bound
+    every = bound_over_all_chunkings(own)
+    assert every.check()
+    assert (1 - Fraction(1, 10**3)) * solved.bound <= every.bound <= solved.bound
 
 
 def test_other_chunks_of_the_same_data_share_their_bound():
@@ -332,11 +372,7 @@ def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings
 
     The problem is an alltoall on the generalized Kautz graph of degree 2 and order 12.
     """
-    costs = {"alpha_us": 1, "bandwidth_gb_per_s": 50}
-    edges = [(u, (-2 * u - a) % 12) for u in range(12) for a in (1, 2)]
-    graph = networkx.DiGraph((u, v, costs) for u, v in edges if u != v)
-    topology = taccl.topologies.from_networkx(graph)
-    problem = taccl.make_problem(topology, "alltoall", size_bytes=10**8, chunks_per_rank=1)
+    problem = taccl.make_problem(kautz(12), "alltoall", size_bytes=10**8, chunks_per_rank=1)
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.01)
     assert result.bound.bound >= (1 - Fraction(1, 10**6)) * taccl.lower_bound(problem, divisible=True).bound
 

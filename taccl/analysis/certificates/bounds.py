@@ -6,10 +6,9 @@ the declared problem: topology, collective and sketch.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import Duration, checked
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl.analysis.certificates.borders import counted, counting, single_machine
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate, Claim, InNetworkGrant, Late
@@ -65,7 +64,7 @@ _CUTS_S = 20.0
 _FIRST_SHARE = 0.5
 #: Share of the time for cut counting, which runs before the first linear programs.
 _COUNTING_SHARE = 0.5
-#: `_FIRST_S`: min seconds for the first linear programs.
+#: `_FIRST_S`: min seconds for the first linear programs, more on a busy machine.
 #: `_SMALL_S`: min seconds for all kinds of bounds together, on small problems.
 #: Both minima hold even beyond the time limit, and are ten times the usual need, for slow machines.
 _FIRST_S, _SMALL_S = 1.0, 1.5
@@ -167,19 +166,15 @@ def lower_bound(
     if divisible:
         problem = merging_freely(problem)
     claims: list[Claim] = []
+    is_cut_off = True
     try:
         until = NEVER if end_s is None else Deadline.after(end_s)
         with until.enforced():
-            for claim in claims_of(
-                problem,
-                divisible=divisible,
-                in_network=in_network,
-                budget_s=budget_s,
-                limit_s=limit_s,
-                end=until.at_s,
-                finish=finish,
-            ):
-                claims.append(claim)
+            found = claims_of(
+                problem, divisible=divisible, in_network=in_network, budget_s=budget_s, limit_s=limit_s,
+                end=until.at_s, finish=finish,
+            )  # fmt: skip
+            is_cut_off = _collected(found, claims)
     except OutOfTime:
         if divisible and not claims:
             claims.append(_latency(problem, divisible=True, in_network=in_network))
@@ -188,7 +183,17 @@ def lower_bound(
         if not claims:
             raise
     best = max(claims, key=lambda claim: (claim.ticks, -claim.preference))
-    return _certified(problem, best, divisible=divisible, in_network=in_network)
+    certificate = _certified(problem, best, divisible=divisible, in_network=in_network)
+    return replace(certificate, is_cut_off=is_cut_off)
+
+
+def _collected(found: Generator[Claim, None, bool], claims: list[Claim]) -> bool:
+    """Append all claims of `claims_of` to a list; return True if time cut its search off."""
+    while True:
+        try:
+            claims.append(next(found))
+        except StopIteration as end:
+            return bool(end.value)
 
 
 def latency_bound(problem: Problem) -> Certificate:
@@ -221,9 +226,10 @@ def claims_of(
     limit_s: float | None = None,
     end: float = math.inf,
     finish: Fraction | None = None,
-) -> Iterator[Claim]:
+) -> Generator[Claim, None, bool]:
     """Yield bounds of a problem without release dates as they are found, each with its witness.
 
+    The generator returns True if time cut the search off, so that more time may prove a larger bound.
     Parameters, and the error if a chunk cannot reach a destination, are those of `lower_bound`.
 
     - `end`: Time of `time.monotonic` at which even linear programs under way end.
@@ -251,10 +257,11 @@ def claims_of(
     try:
         symmetries = demand.symmetries
     except OutOfTime:
-        return
+        return True
     if is_only:
         yield from switch_counting(finders.volume)
     yield from finders.claims(symmetries)
+    return finders.is_cut_off
 
 
 def _of_late_parts(
@@ -284,6 +291,7 @@ class _Finders:
     - `best`: Highest bound so far, in ticks; none above `enough` is sought.
     - `limit`: End of finders while no bound exceeds the latency; afterwards, they end at `_soon`.
     - `first_until`: End of the first linear programs.
+    - `is_cut_off`: True if time cut off a finder, or its linear programs, once `claims` has run.
     """
 
     def __init__(
@@ -303,11 +311,12 @@ class _Finders:
         self._crossings = demand.num_ends
         self._is_countable = self._crossings <= _MAX_TIMED
         self._now, self._soon = time.monotonic(), min(self._deadline, self.limit)
-        least = min(self._now + _FIRST_S, self._end) if self._is_countable else self._soon
+        least = min(self._now + _FIRST_S * busy_factor(), self._end) if self._is_countable else self._soon
         self.first_until = max(self._now + _FIRST_SHARE * (self._soon - self._now), least)
         self.volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
         self.until_levelled = self._now + max(_LEVELS_SHARE * (self._soon - self._now), _LEVELS_S)
         self._is_levelled = self._is_priced = False
+        self.is_cut_off = True
 
     def cuts(self) -> Iterator[Claim]:
         """Yield bounds that need no symmetry: of cuts around nodes, or of counts if there are many chunks."""
@@ -332,19 +341,26 @@ class _Finders:
     def claims(self, symmetries: Symmetries) -> Iterator[Claim]:
         """Yield bounds of all finders in order, until one is high enough or the time is over."""
         early, late = self._in_order(symmetries)
-        some = False
+        some = is_late = False
         for place, (find, usual) in enumerate((*early, *late)):
             until = usual if some or place < len(early) else self.limit
-            if self.best >= self._enough or time.monotonic() >= until:
+            if self.best >= self._enough:
+                break
+            if time.monotonic() >= until:
+                is_late = True
                 continue
             self._demand.deadline = Deadline(until)
-            with contextlib.suppress(OutOfTime):
+            try:
                 for claim in find():
                     yield claim
                     some, self.best = True, max(self.best, claim.ticks)
                     self._demand.deadline = Deadline(usual)
                     if self.best >= self._enough or time.monotonic() >= usual:
+                        is_late = True
                         break
+            except OutOfTime:
+                is_late = True
+        self.is_cut_off = self.best < self._enough and (is_late or not self._is_priced)
 
     def _in_order(self, symmetries: Symmetries) -> tuple[list[_Timed], list[_Timed]]:
         """Finders of bounds in the order in which they run: (early, late) lists of (finder, its deadline).
@@ -378,7 +394,7 @@ class _Finders:
             finders = []
         return [partial(find, self._demand, in_network=self._in_network) for find in finders]
 
-    def _prices(self, symmetries: Symmetries, deadline: float) -> Iterable[Claim]:
+    def _prices(self, symmetries: Symmetries, deadline: float) -> Generator[Claim, None, bool]:
         return throughput_claims(
             self.volume, symmetries, in_network=self._in_network, known=self._latency, deadline=deadline,
             levels=not self._is_levelled,
@@ -386,15 +402,13 @@ class _Finders:
 
     def _first_prices(self, symmetries: Symmetries) -> Iterator[Claim]:
         """Yield throughput bounds early, within a share of the time, as they are often the highest."""
-        yield from self._prices(symmetries, self.first_until)
-        self._is_priced = time.monotonic() < self.first_until
+        self._is_priced = yield from self._prices(symmetries, self.first_until)
 
-    def _last_prices(self, symmetries: Symmetries) -> Iterable[Claim]:
-        """Throughput bounds in the remaining time; none if `_first_prices` solved its programs in time."""
-        if self._is_priced:
-            return ()
-        until = max(self._deadline, min(self.limit, time.monotonic() + _LEAST_S))
-        return self._prices(symmetries, until)
+    def _last_prices(self, symmetries: Symmetries) -> Iterator[Claim]:
+        """Yield throughput bounds in the remaining time, unless `_first_prices` solved its programs."""
+        if not self._is_priced:
+            until = max(self._deadline, min(self.limit, time.monotonic() + _LEAST_S))
+            self._is_priced = yield from self._prices(symmetries, until)
 
 
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:

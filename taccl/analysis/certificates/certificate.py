@@ -9,7 +9,7 @@ problem data (costs in ticks, links, `Problem.open_links`), and the time reversa
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from types import UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -86,6 +86,22 @@ class OfResources(Witness):
         """True if the problem has the resources, and none is named twice."""
         named = set(self.resources)
         return len(named) == len(self.resources) and named <= set(range(len(problem.topology.resources)))
+
+
+class OfPrices(Witness):
+    """Witness with a price for each resource; it proves bounds of whole chunks and over all chunkings."""
+
+    __slots__ = ()
+    any_chunking = True
+    prices: tuple[int, ...]
+
+    def proven(self, facts: Facts) -> int | Fraction:
+        """Bound in ticks that the prices prove, evaluated exactly."""
+        raise NotImplementedError
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= self.proven(facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +222,8 @@ class Certificate:
     in_network : bool or "only"
         True if all switches are assumed to reduce data in transit, even if this topology's do not. ``"only"``
         if all sums are made by this topology's reducing switches.
+    is_cut_off : bool
+        True if time ended the search for the bound, so that more time may prove a larger one.
     """
 
     problem: Problem
@@ -215,6 +233,7 @@ class Certificate:
     witness: Witness | None = None
     divisible: bool = False
     in_network: InNetworkGrant = False
+    is_cut_off: bool = field(default=False, compare=False)
 
     @property
     def bound_us(self) -> float:
@@ -338,6 +357,18 @@ def is_proven(
     if reading is None:
         return False
     return witness.holds(Facts(reading, divisible=divisible, in_network=in_network), ticks)
+
+
+def by_its_prices(bound: Certificate, problem: Problem) -> Certificate | None:
+    """Bound over all chunkings that the prices of a bound of whole chunks prove; None if it has none.
+
+    - `problem`: The problem of the bound without limits on merging, release dates and padding.
+    """
+    if not isinstance(bound.witness, OfPrices) or bound.in_network == "only":
+        return None
+    ticks = bound.witness.proven(Facts(as_spreading(problem), divisible=True, in_network=bound.in_network))
+    every = Fraction(ticks) / problem.costs.ticks_per_us
+    return replace(bound, problem=problem, bound=every, divisible=True, is_cut_off=True)
 
 
 def is_exact(value: Any, annotated: Any) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import maximum_flow
-from taccl.analysis.certificates.certificate import Witness
+from taccl.analysis.certificates.certificate import OfPrices
 from taccl.analysis.certificates.evaluation.facts import Facts, pays, soonest
 from taccl.analysis.certificates.finding.distances import idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.finding.volume import Volume, crossing_links
@@ -58,7 +58,7 @@ class SetCharge:
 
 
 @dataclass(frozen=True, slots=True)
-class CutDual(Witness):
+class CutDual(OfPrices):
     """Witness: a price per tick of each resource, and charges for sends into sets of ranks.
 
     For every tick of its hold on a resource, a send costs the price of that resource. The witness is valid if
@@ -67,7 +67,6 @@ class CutDual(Witness):
 
     kind, proves = "cut dual", "throughput"
     preference = 2
-    any_chunking = True
     prices: tuple[int, ...]
     charges: tuple[SetCharge, ...]
 
@@ -77,9 +76,9 @@ class CutDual(Witness):
         charged = all(each.parts and frozenset().union(*each.parts) <= ranks for each in self.charges)
         return charged and len(self.prices) == len(problem.topology.resources)
 
-    def holds(self, facts: Facts, ticks: Fraction) -> bool:
-        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
-        return ticks <= facts.rounded(_priced(facts, self))
+    def proven(self, facts: Facts) -> int | Fraction:
+        """Bound in ticks that the prices prove, evaluated exactly."""
+        return facts.rounded(_priced(facts, self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import paths_from_nearest, whole_paths_from_nearest
-from taccl.analysis.certificates.certificate import Witness
+from taccl.analysis.certificates.certificate import OfPrices
 from taccl.analysis.certificates.evaluation.facts import Facts, merged, pays, shortest_lengths, soonest
 from taccl.analysis.certificates.finding.distances import Arcs, idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.finding.volume import Volume
@@ -40,7 +41,7 @@ _MOST_EXACT, _MOST_WHOLE = 2**53, 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class FlowDual(Witness):
+class FlowDual(OfPrices):
     """Witness: prices of resources per tick of use.
 
     Each chunk uses resources worth at least the cheapest path to its destination, and all resources together
@@ -49,16 +50,15 @@ class FlowDual(Witness):
 
     kind, proves = "flow dual", "multicommodity"
     preference = 3
-    any_chunking = True
     prices: tuple[int, ...]
 
     def fits(self, problem: Problem) -> bool:
         """True if there is one price for each resource."""
         return len(self.prices) == len(problem.topology.resources)
 
-    def holds(self, facts: Facts, ticks: Fraction) -> bool:
-        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
-        return ticks <= facts.rounded(_priced(facts, self))
+    def proven(self, facts: Facts) -> int | Fraction:
+        """Bound in ticks that the prices prove, evaluated exactly."""
+        return facts.rounded(_priced(facts, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,23 @@ class _Commodity:
     count: int
 
 
+class Flowed(NamedTuple):
+    """Multicommodity bound in ticks, with its witness.
+
+    - `is_best`: True if the prices are those of the linear program.
+    - `is_cut_off`: True if more time would give these prices.
+    """
+
+    bound: Fraction
+    witness: FlowDual
+    is_best: bool
+    is_cut_off: bool
+
+
 def multicommodity(
     volume: Volume, symmetries: Symmetries, *, budget_s: float = math.inf, known: int = 0
-) -> tuple[Fraction, FlowDual, bool] | None:
-    """(bound in ticks, witness, True if the linear program was solved); None if the bound does not apply.
+) -> Flowed | None:
+    """Bound of the problem, or None if it does not apply.
 
     A chunk with several destinations counts for the farthest one.
 
@@ -110,7 +123,9 @@ def multicommodity(
         return None if priced is None else best_of(_rounded(priced, symmetries))
 
     best = proven_in_rounds(idle, known, prove) if solved else None
-    return (*best, True) if best is not None else (*best_of(_flat(volume)), False)
+    if best is not None:
+        return Flowed(*best, is_best=True, is_cut_off=False)
+    return Flowed(*best_of(_flat(volume)), is_best=False, is_cut_off=num_flows <= _MAX_FLOWS)
 
 
 def _ends_in_fewer(volume: Volume) -> bool:

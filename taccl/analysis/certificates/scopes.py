@@ -16,7 +16,8 @@ from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_gap, format_us
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
-from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
+from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant, by_its_prices
+from taccl.analysis.certificates.transformed import merging_freely
 from taccl.problem.making import default_clauses
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -33,6 +34,8 @@ _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
 _LARGER = 1.5
 #: Max chunk-link pairs for the full bound over all chunkings; above it, cuts around nodes and ranks only.
 _MOST_MOVES = 100_000_000
+#: Max chunks of a problem whose own prices are evaluated over all chunkings (about 0.4 s of CPU).
+_MOST_PRICED = 50_000
 #: `_CUT_S_PER_MOVE`: approximate seconds for cuts around nodes and ranks, per chunk-link pair.
 #: `_CUT_S`: seconds that cuts around nodes and ranks may take, however small the budget is.
 _CUT_S_PER_MOVE, _CUT_S = 4e-10, 0.7
@@ -80,10 +83,15 @@ def bound_over_all_chunkings(
         except OutOfTime:  # record the failure, so that it is not repeated with the same budget
             known = found[bound.in_network] = _Found(None if known is None else known.bound, budget_s)
             return known.bound
-        is_cut_off = time.monotonic() - since > budget_s
+        is_final = is_large or not every.is_cut_off
         every = every if known is None else stronger(every, known.bound)
-        is_final = is_large or not is_cut_off
         known = found[bound.in_network] = _Found(every, math.inf if is_final else budget_s)
+    if known.bound is not None and known.used_s < math.inf and known.bound.bound < bound.bound:
+        priced = None
+        if problem.collective.num_chunks <= _MOST_PRICED:
+            priced = by_its_prices(bound, merging_freely(_unpadded(problem.without_dates())))
+        if priced is not None and priced.bound > known.bound.bound:
+            known = found[bound.in_network] = _Found(priced, known.used_s)
     return known.bound
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -54,9 +54,10 @@ def throughput_claims(
     deadline: float,
     known: int,
     levels: bool = True,
-) -> Iterator[Claim]:
+) -> Generator[Claim, None, bool]:
     """Yield throughput bounds from flows, level sets and linear programs over cuts, until `deadline`.
 
+    The generator returns True if time cut off no linear program.
     A claim from a cut is yielded only if it is higher than the one before. Bounds are rounded up to whole
     ticks if chunks of one size travel whole.
 
@@ -76,16 +77,19 @@ def throughput_claims(
     def programs(share: float) -> tuple[Fraction, CutDual] | None:
         return throughput(volume, symmetries, in_network=in_network, budget_s=left(share), known=known)
 
-    yield from _of_flows(volume, symmetries, ticks, budget_s=left(_FLOWS_SHARE), known=known)
+    is_solved = yield from _of_flows(volume, symmetries, ticks, budget_s=left(_FLOWS_SHARE), known=known)
     cuts = [(along_levels, _LEVELS_SHARE)] * levels + [(programs, 1.0)]
     if volume.problem.topology.num_nodes > 1:  # the linear program starts with the cuts around nodes
         cuts = [(programs, 1 - _LEVELS_SHARE), (along_levels, 1.0)]
     best = Fraction(0)
     for find, share in cuts:
+        until = time.monotonic() + left(share)
         found = find(share)
+        is_solved = is_solved and (find is along_levels or time.monotonic() < until)
         if found is not None and found[0] > best:
             best = found[0]
             yield from cut_claims(volume, found)
+    return is_solved
 
 
 def _of_flows(
@@ -95,20 +99,25 @@ def _of_flows(
     *,
     budget_s: float,
     known: int,
-) -> Iterator[Claim]:
-    """Yield the multicommodity-flow bound, if nothing is summed and chunks have at most two destinations."""
+) -> Generator[Claim, None, bool]:
+    """Yield the multicommodity-flow bound, if nothing is summed and chunks have at most two destinations.
+
+    The generator returns True unless time cut off the linear program.
+    """
     one_way = volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks)
     if not one_way or budget_s <= 0:
-        return
+        return not one_way
     flowed = multicommodity(volume, symmetries, budget_s=budget_s, known=known)
     if flowed is None:
-        return
-    bound, paths, is_best = flowed
+        return True
+    paths = flowed.witness
     dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
     count = sum(price > 0 for price in paths.prices)
     what = f"total traffic over all paths, at the rate of {volume.problem.topology.resources[dear].name}"
     what += f" and {format_count(count - 1, 'other resource')}" if count > 1 else ""
-    yield Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths)
+    limits = what if flowed.is_best else f"distance times volume: {what}"
+    yield Claim(ticks(flowed.bound), limits, paths)
+    return not flowed.is_cut_off
 
 
 def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...], *, backwards: bool) -> str:
