@@ -216,7 +216,8 @@ def _share(expected: Expectation) -> float | None:
 def _full_network(expected: Expectation, beside: Iterable[Expectation]) -> str:
     """Another collective of `beside`, on the same ranks, that reaches the rate of all NICs; else empty.
 
-    Also empty for an alltoall, whose traffic between rails others lack.
+    It reaches that rate with the algorithm that the library chooses by its own model. Also empty for an
+    alltoall, whose traffic between rails others lack.
     """
     series = expected.series
     if series.num_nodes == 1 or series.collective == "alltoall":
@@ -227,8 +228,9 @@ def _full_network(expected: Expectation, beside: Iterable[Expectation]) -> str:
             continue
         if (found.num_ranks, found.num_nodes) != (series.num_ranks, series.num_nodes):
             continue
-        shares = other.network_shares(max(found.times_us[-1], other.best.time_us))
-        if min(shares.values(), default=0.0) >= HEALTHY:
+        own = other.choices[-1][0]
+        shares = other.network_shares(max(found.times_us[-1], own.time_us))
+        if shares.get(own.algorithm, 0.0) >= HEALTHY:
             return found.collective
     return ""
 

@@ -36,7 +36,7 @@ def link_sentence(
         most, what = direct, "the rate of the links between two GPUs"
     said = f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
     costs = channel_costs(on)
-    clause = "" if costs is None else few_channels(costs.under(version), series)
+    clause = "" if costs is None else few_channels(costs, series, version)
     return f"{said}; {clause}: set NCCL_NCHANNELS_PER_NET_PEER" if clause else said
 
 

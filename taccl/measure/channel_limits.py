@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from taccl._internal.caching import cached
@@ -17,7 +19,14 @@ from taccl.topology.networks import NETWORKS
 from taccl.topology.nvls import port_generation
 from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
-from taccl.topology.tuning import NVLINK_GB_PER_S, PAIR_CHANNEL_NETWORK_GB_PER_S
+from taccl.topology.tuning import (
+    NETWORK_PAIR_VERSION,
+    NVLINK_GB_PER_S,
+    PAIR_CHANNEL_NETWORK_GB_PER_S,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Max relative error of a rate computed from the rounded cost of a link.
 ROUNDED = 0.01
@@ -37,12 +46,16 @@ def tree_limit_gb_per_s(topology: Topology) -> float:
     return run.tree_limit_gb_per_s / 2
 
 
-def few_channels(costs: Costs, series: Series) -> str:
-    """Clause on the channels of a message between nodes, if these explain its rate; else empty."""
+def few_channels(costs: Costs, series: Series, version: Sequence[int]) -> str:
+    """Clause on the channels of a message between nodes, if these explain its rate; else empty.
+
+    - `version`: version of the library; if empty, the newest counts, which gives a message most channels.
+    """
     num_ranks, num_nodes = series.num_ranks, series.num_nodes
     is_message = series.collective == POINT_TO_POINT and not series.streams
     if not is_message or costs.fitted is not None or not 1 < num_nodes <= num_ranks:
         return ""
+    costs = costs.under(version or NETWORK_PAIR_VERSION)
     num = Run(costs, POINT_TO_POINT, num_ranks, num_nodes, np.zeros(1)).message_channels
     rate, carried = largest_rate(series), num * PAIR_CHANNEL_NETWORK_GB_PER_S
     full = HEALTHY * costs.nic_gb_per_s

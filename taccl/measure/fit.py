@@ -41,7 +41,7 @@ from taccl.measure.machine import (
 from taccl.measure.mismatch import mismatches, wrong_ranks
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of
 from taccl.measure.predict import costs_of, series_us
-from taccl.measure.series import POINT_TO_POINT, Log, Series, differing_logs, joined
+from taccl.measure.series import POINT_TO_POINT, Series, differing_logs, joined
 from taccl.topology.topology import Topology
 
 #: Min sizes for held-out sizes, and for intervals by resampling.
@@ -121,8 +121,10 @@ def fit(
     series = [placed(each, len(local), nodes, most) for log in read for each in log.series]
     if on is not None:
         _check_nodes(series, on)
-    costs = _costs(machine.name, read).on_ranks(local) if on is None else None
-    kept, slowed = _without_few_channels(joined(series), costs if on is None else channel_costs(on))
+    version = next((log.debug.version for log in read if log.debug.version), ())
+    costs = costs_of(machine.name).under(version).on_ranks(local) if on is None else None
+    of_channels = costs if on is None else channel_costs(on)
+    kept, slowed = _without_few_channels(joined(series), of_channels, version)
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
     shares = _links_shares(on, costs, local, set(map(senders, kept)))
     observed, found, share, is_off = _estimated(kept, machine, before, shares, MOST_OF_LINK * rate)
@@ -230,20 +232,14 @@ def _fitted_series(series: Series, observed: Observed, protocols: Ints, logs: Fl
     return FittedSeries(series, tuple(predicted.tolist()), tuple(protocols.tolist()))
 
 
-def _costs(machine: str, logs: Sequence[Log]) -> Costs:
-    """Costs of a machine by name, under the version of the library that the logs state."""
-    version = next((log.debug.version for log in logs if log.debug.version), ())
-    return costs_of(machine).under(version)
-
-
 def _without_few_channels(
-    series: Iterable[Series], costs: Costs | None
+    series: Iterable[Series], costs: Costs | None, version: Sequence[int]
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     """(series whose rates are those of links and NICs, notes on the others).
 
     Raises `InputError` if none are left.
     """
-    found = [(each, few_channels(costs, each) if costs is not None else "") for each in series]
+    found = [(each, few_channels(costs, each, version) if costs is not None else "") for each in series]
     notes = [f"{each.source}: left out, as {clause}, less than a NIC" for each, clause in found if clause]
     kept = tuple(each for each, clause in found if not clause)
     if not kept:

@@ -88,10 +88,11 @@ def test_few_channels_limit_messages_in_large_jobs():
 
     A message that fills the NIC anyway has more, and one far below the rate of a channel has another cause.
     """
-    costs = costs_of("b200").under((2, 29))
     clauses = [
         few_channels(
-            costs, Series("point-to-point", 8 * nodes, nodes, (2**30,), (2**30 / (1000 * rate),), "a.log")
+            costs_of("b200"),
+            Series("point-to-point", 8 * nodes, nodes, (2**30,), (2**30 / (1000 * rate),), "a.log"),
+            version=(2, 29),
         )
         for nodes, rate in ((2, 15.0), (16, 15.0), (16, 46.0), (16, 7.0))
     ]
