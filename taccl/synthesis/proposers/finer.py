@@ -68,11 +68,11 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: Simulated annealing in fine chunks then changes the parts (1 to 4 s of CPU).
 #: `_MIXES_TIMES`: time to estimate the first mixed plan, as a multiple of the time to estimate all plans.
 #: `_SEARCH_S`: CPU seconds in which annealing gains most; with less, forms without merging come first.
-#: `_FIRST_RUN_S`: CPU seconds for the first run of annealing; it is short, but gains 1 to 5 %.
+#: `_FIRST_RUN_S`: CPU seconds to load annealing and for its first run, which is short, but gains 1 to 5 %.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
-_MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.1
+_MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.3
 _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE = 0.8e-6, 0.6, 0.6
 
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
@@ -239,7 +239,9 @@ class _Forms:
         ends_at = latest.sooner(self.mixes_share * self.left_s(self.deadline))
         fit = [each for each in self.to_mix if _mix_s(each) <= _MIX_BUILD_SHARE * ends_at.left_s]
         fit = fit or self.to_mix[-1:]
-        if _mix_s(fit[0]) + busy_factor() * _FIRST_RUN_S > ends_at.left_s:
+        num_chunks = self.mixed.times.problem.collective.num_chunks if self.mixed is not None else 0
+        is_coarser = self.mixes_share == 1.0 and fit[0].collective.num_chunks < num_chunks
+        if is_coarser or _mix_s(fit[0]) + busy_factor() * _FIRST_RUN_S > ends_at.left_s:
             self.skipped.append("annealing of mixed plans")
             return
         build_s, most = _mix_s(fit[0]), mixed_transfers(fit[0])

@@ -257,6 +257,7 @@ def test_a_mixed_plan_may_take_longer_to_build_than_estimated(monkeypatch):
     """A search that takes all its time is kept if building then takes 0.75 s instead of 0.6 s."""
     monkeypatch.setattr(finer, "_LEAST_FORMS_S", 0.0)
     monkeypatch.setattr(finer, "_MIXES_SHARE", 0.2)
+    monkeypatch.setattr(finer, "_FIRST_RUN_S", 0.0)
     monkeypatch.setattr(finer, "_mix_s", lambda _: 0.6)
     monkeypatch.setattr(finer, "mixed_schedule", lambda _, until, **__: time.sleep(until.left_s + 0.75) or 1)
     problem, kept = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6), []
