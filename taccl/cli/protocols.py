@@ -37,7 +37,7 @@ _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: Half of an estimate's time is for the topology under the protocol.
 #: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
 _BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
-_ESTIMATE_S, _ESTIMATE_S_PER_LINK, _ESTIMATE_S_PER_ARRIVAL = 0.005, 7e-6, 1e-6
+_ESTIMATE_S, _ESTIMATE_S_PER_LINK, _ESTIMATE_S_PER_ARRIVAL = 0.005, 7e-6, 3e-7
 #: `_PROTOCOL_SHARE`: max share of a verb's remaining time for comparing protocols by baselines and bounds.
 #: `_ESTIMATE_SHARE`: max share for comparing them by estimates, as a wrong protocol can cost a factor of 10.
 #: `_LEAST_ESTIMATE_S`: min seconds for estimates of protocols, whatever the time limit.
