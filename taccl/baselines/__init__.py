@@ -23,7 +23,7 @@ from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.spread import built_within, soonest_cut_us, soonest_so_far
+from taccl.baselines.spread import built_within, keep_soonest, soonest_cut_us, soonest_so_far
 from taccl.baselines.table import BASELINES, are_pairs, row_of
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
@@ -117,7 +117,7 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     first = "pairwise" if are_pairs(problem) else ""
     for name in sorted(BASELINES, key=lambda name: (name != first, row_of(name).turn)):
         if (found := attempt(name, cut=False)) is not None:
-            made[name] = found
+            made[name] = keep_soonest(problem, found)
     if not made:
         raise CollectiveError(f"no baseline supports {problem.title}; synthesize it", where="baseline")
     ranked = sorted((name for name in BASELINES if name in made), key=lambda name: made[name].finish)

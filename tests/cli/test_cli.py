@@ -357,6 +357,26 @@ class TestBaseline:
         assert "stopped by the time limit; this is the fastest baseline so far" in err
 
     @pytest.mark.parametrize("name", ["best", "ring"])
+    def test_ctrl_c_keeps_the_fastest_baseline_so_far(self, run, monkeypatch, name):
+        """Ctrl-C in the second baseline, or in the second form of one, returns the fastest one so far."""
+        baselines, calls = taccl.baselines.BASELINES, []
+
+        def interrupted(baseline):
+            def made(*args, **options):
+                calls.append(baseline)
+                if len(calls) == 2:
+                    raise KeyboardInterrupt
+                return baseline(*args, **options)
+
+            return made
+
+        for each, baseline in list(baselines.items()):
+            monkeypatch.setitem(baselines, each, interrupted(baseline))
+        code, out, err = run("baseline", name, *SMALL)
+        assert (code, "verified" in out) == (0, True)
+        assert "stopped by Ctrl-C; this is the fastest baseline so far" in err
+
+    @pytest.mark.parametrize("name", ["best", "ring"])
     def test_a_first_baseline_is_returned_after_the_limit(self, run, name):
         """If no baseline ends within the limit, the first one is completed, with the bound of its latency."""
         code, out, err = run("baseline", name, *SMALL, "--time-limit", "0.000001")

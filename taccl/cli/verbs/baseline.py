@@ -157,22 +157,31 @@ def _sooner_nccl(problem: Problem, schedule: Schedule, options: Namespace) -> li
 
 
 def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) -> Schedule:
-    """The fastest schedule of a baseline that is found in time.
+    """The fastest schedule of a baseline that is found in time, or before Ctrl-C.
 
     While there is none, the time limit may be exceeded by up to ``budget.late_s``, as by a synthesis, except
     for nccl.
     """
+    from taccl.baselines.spread import soonest_so_far
+
     if matching(name, ["nccl"]):
         with deadline.enforced():
             return taccl.baselines.nccl(problem, nvls=nvls)
-    limit = deadline.sooner(_SCHEDULE_SHARE * deadline.left_s)
-    with deadline.later(DEFAULTS.budget.late_s * busy_factor()).enforced():
-        if matching(name, ["best"]):
-            found = taccl.baselines.best(problem, time_limit_s=max(LEAST_S, limit.left_s))
-        else:
-            found = taccl.baselines.baseline(name, problem, cut=False)
-            with suppress(OutOfTime), limit.enforced():
-                found = taccl.baselines.baseline(name, problem)
-    if limit.has_passed:
-        say("warning: stopped by the time limit; this is the fastest baseline so far")
+    limit, known, why = deadline.sooner(_SCHEDULE_SHARE * deadline.left_s), list[Schedule](), ""
+    try:
+        with deadline.later(DEFAULTS.budget.late_s * busy_factor()).enforced():
+            if matching(name, ["best"]):
+                known = soonest_so_far(problem)
+                found = taccl.baselines.best(problem, time_limit_s=max(LEAST_S, limit.left_s))
+            else:
+                known = [taccl.baselines.baseline(name, problem, cut=False)]
+                found = known[0]
+                with suppress(OutOfTime), limit.enforced():
+                    found = taccl.baselines.baseline(name, problem)
+    except KeyboardInterrupt:
+        if not known:
+            raise
+        found, why = min(known, key=lambda schedule: schedule.finish), "Ctrl-C"
+    if why := why or "the time limit" * limit.has_passed:
+        say(f"warning: stopped by {why}; this is the fastest baseline so far")
     return found
