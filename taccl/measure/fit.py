@@ -113,8 +113,8 @@ def fit(
     on, guesses = (None, []) if isinstance(topology, str) else _with_guesses(topology, gpus)
     machine = find_machine(str(topology)) if on is None else figures_of(on)
     rates_source = f"profile nominal of {machine.name}" if on is None else machine.name
-    wires = machine.node_gb_per_s, machine.network_gb_per_s or _USUAL_NIC
-    before = priors(*wires, rates_source, is_wire=on is None)
+    nic_gb_per_s = machine.network_gb_per_s or _USUAL_NIC
+    before = priors(machine.node_gb_per_s, nic_gb_per_s, rates_source, is_wire=on is None)
     most = max(each.num_ranks for log in read for each in log.series)
     most_nodes = nodes or max(each.num_nodes for log in read for each in log.series)
     local = local_ranks(machine.ranks_per_node, most_nodes or 1, ranks, without_ranks)

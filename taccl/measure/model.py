@@ -61,6 +61,8 @@ LATENCIES = ("launch_us", "node_latency", "network_latency", "ll_latency", "ll12
 PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll128_share", "channel_us")
 #: Max ratio of a hop's latency inside a node, or of a protocol's latencies, to NCCL's table (our choice).
 _MOST_SCALE = 5.0
+#: Rate in GB/s of the fastest NIC, of 800 Gb/s (NVIDIA, ConnectX-8 SuperNIC data sheet).
+_MOST_NIC = 100.0
 #: {protocol: (least, greatest) share of the bandwidth}; LL sends a flag with each word.
 _SHARES = {"ll": (0.2, 0.5), "ll128": (0.2, 1.0)}
 #: Max channels that the model counts; a library adds channels one by one as messages grow.
@@ -72,11 +74,12 @@ def priors(
 ) -> tuple[Parameter, ...]:
     """Priors of all parameters, in the order of `PARAMETERS`.
 
-    - `is_wire`: True if the rates are those of the wires, which no fitted rate may exceed.
+    - `is_wire`: True if `node_gb_per_s` is that of the wires, which no fitted rate may exceed. NICs may be
+      faster than assumed, up to the fastest that exist.
     """
     # Priors are wide for networks, which vary, and for bandwidth shares, which resemble other algorithms.
     scale = 1e-3, _MOST_SCALE
-    in_node, of_nic = (rate if is_wire else _NO_MOST for rate in (node_gb_per_s, network_gb_per_s))
+    in_node = node_gb_per_s if is_wire else _NO_MOST
     ranges = ((p, *_SHARES[p.name]) for p in PROTOCOLS[:-1])
     return (
         Parameter("launch_us", LAUNCH_US, 0.8, "us", LAUNCH),
@@ -84,7 +87,7 @@ def priors(
         Parameter("network_latency", 1.0, 1.2, "times", SOURCE),
         *(Parameter(f"{p.name}_latency", 1.0, 0.8, "times", SOURCE, *scale) for p in PROTOCOLS),
         Parameter("node_gb_per_s", node_gb_per_s, 0.3, "GB/s", rates_source, most=in_node),
-        Parameter("network_gb_per_s", network_gb_per_s, 1.0, "GB/s", rates_source, most=of_nic),
+        Parameter("network_gb_per_s", network_gb_per_s, 1.0, "GB/s", rates_source, most=_MOST_NIC),
         *(Parameter(f"{p.name}_share", p.bandwidth_share, 2.0, "share", SOURCE, *at) for p, *at in ranges),
         Parameter("channel_us", 0.3, 1.5, "us", "our choice: a further channel's part in a message"),
     )
