@@ -157,7 +157,7 @@ def fit(
         *slowed,
         *mismatches(read, kept, machine, rates),
         *guesses,
-        *_at_limits(parameters, before),
+        *_at_limits(parameters, before, has_one_node=any(each.num_nodes == 1 for each in kept)),
         *([poor] if p90 > WORST_P90 else []),
         *(f"{each.source}: {note}" for each in kept if (note := irregularity_note(each))),
     )
@@ -247,13 +247,20 @@ def _without_few_channels(
     return kept, tuple(notes)
 
 
-def _at_limits(parameters: Sequence[FittedParameter], before: Sequence[Parameter]) -> Iterator[str]:
-    """Yield a sentence for each fitted parameter at its physical limit, with the probable reason."""
+def _at_limits(
+    parameters: Sequence[FittedParameter], before: Sequence[Parameter], *, has_one_node: bool
+) -> Iterator[str]:
+    """Yield a sentence for each fitted parameter at its physical limit, with the probable reason.
+
+    - `has_one_node`: True if a log is of one node.
+    """
     for each, prior in zip(parameters, before, strict=True):
         if not each.determined or prior.least * _NEAR < each.value < prior.most / _NEAR:
             continue
         why = "another algorithm, or fewer channels, carried these sizes"
-        if each.name.endswith("_latency"):
+        if each.name == "node_latency" and not has_one_node:
+            why = "the logs do not tell hops in a node from the network's start; add a log of one node"
+        elif each.name.endswith("_latency"):
             why = "a slower path than the machine's links was used, possibly through hosts"
         elif each.name.endswith("_gb_per_s"):
             why = "the times need more than its wire carries; check --topology, the ranks, and which NIC sent"
