@@ -81,7 +81,11 @@ def _gains_at(size: int, made: Schedule, expected: Expectation, machine: Machine
     times_us = {each: simulate(made, topology=there).finish_us for each, there in under.items()}
     error = max(predicted_us / measured_us, measured_us / predicted_us)
     for runtime in usual_runtimes(on):
-        able = [us + _launch_us(runtime, under[each]) for each, us in times_us.items() if _has(runtime, each)]
+        able = [
+            us + _launch_us(runtime, under[each])
+            for each, us in times_us.items()
+            if _runs(runtime, made.problem, each)
+        ]
         if able:
             command = _command(expected, machine, size, runtime.name)
             yield Gain(size, runtime.name, measured_us, min(able) + expected.start_us, error, command)
@@ -108,8 +112,10 @@ def _launch_us(runtime: Runtime, topology: Topology) -> float:
     return float(under_launch(runtime, topology).launch_us) or own_us
 
 
-def _has(runtime: Runtime, protocol: str) -> bool:
-    return not protocol or protocol in [each.lower() for each in runtime.protocols]
+def _runs(runtime: Runtime, problem: Problem, protocol: str) -> bool:
+    """True if a runtime can run the problem's collective by a protocol, or by any if that is empty."""
+    known = not protocol or protocol in [each.lower() for each in runtime.protocols]
+    return known and not runtime.reason_against(problem.collective, problem.topology, protocol)
 
 
 def _command(expected: Expectation, machine: Machine, size: int, runtime: str) -> str:

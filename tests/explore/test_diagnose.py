@@ -14,12 +14,14 @@ from taccl.errors import FormatError, InputError
 from taccl.explore.diagnose import clauses
 from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine, topology_of, untested_kind, untested_small
+from taccl.explore.possible_gains import _runs
 from taccl.explore.verdict import conclusion
 from taccl.measure.causes import causes_of
 from taccl.measure.curve import Kink
 from taccl.measure.diagnosis import Gain
 from taccl.measure.facts import Facts, OtherNics
 from taccl.measure.series import Series
+from taccl.runtimes.table import RUNTIMES
 from taccl.topology.transform import subset
 from tests.effort import AMPLE_S
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
@@ -707,6 +709,17 @@ def test_a_slower_schedule_is_no_gain():
     it may be a gain."""
     texts = [Gain(2**30, "msccl", 100.0, us, 1.1, "").text for us in (50.0, 95.0, 105.0, 250.0)]
     assert texts == ["50% less", "within the error", "within the error", "none"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_gains_count_only_protocols_that_a_plan_may_use(nodes):
+    """MSCCL++ has no packets (LL) between nodes, so its gains there are those of simple, as in plans."""
+    on = taccl.topologies.dgx_h100(nodes=nodes)
+    problem = taccl.make_problem(on, "allreduce", size_bytes=8192)
+    able = {name: [each for each in on.protocols if _runs(RUNTIMES[name], problem, each)]
+            for name in ("msccl", "mscclpp")}  # fmt: skip
+    assert able["mscclpp"] == (["simple", "ll"] if nodes == 1 else ["simple"])
+    assert able["msccl"] == ["simple", "ll", "ll128"]
 
 
 @pytest.fixture
