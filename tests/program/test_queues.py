@@ -33,7 +33,7 @@ def test_three_small_chunks_of_a_step_are_one_message(num_ranks):
 def test_three_large_chunks_of_a_step_are_three_messages():
     """Fewer chunks fit into a message as they grow, until the exchange needs more than two slots.
 
-    Up to 1 MiB in total two chunks fit into a message; above 6 MiB the exchange deadlocks.
+    Two chunks of up to 1 MiB fit into a message. Above 6 MiB in total, the exchange deadlocks.
     """
     found = interpret(exchange(3))
     assert not found.ok
