@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -13,8 +12,6 @@ from taccl._internal.units import format_count, format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.hubs import hub_sends
-from taccl.baselines.multiplying import Estimated, mixed_schedule
-from taccl.baselines.multiplying_mixes import PAYS, mixed_transfers, to_mix
 from taccl.baselines.spread import (
     MANY_CUT,
     cut_chunks,
@@ -24,7 +21,7 @@ from taccl.baselines.spread import (
     soonest_so_far,
     sums_everywhere,
 )
-from taccl.baselines.table import TABLE, num_arrivals, row_of
+from taccl.baselines.table import TABLE, row_of
 from taccl.baselines.tree_mixes import soonest_plan
 from taccl.errors import InputError
 from taccl.problem.chunks import RankSets
@@ -33,7 +30,6 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.baseline_proposals import (
-    BY_ESTIMATE,
     for_baselines_s,
     left_out,
     made_of,
@@ -42,39 +38,8 @@ from taccl.synthesis.proposers.baseline_proposals import (
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import grid_of
 
-#: Recursive multiplying has several forms: merged messages or one per chunk, and several numbers of parts.
-#: `_MERGED_PARTS`: numbers of parts with merged messages; only the form with the earliest estimate is built.
-#: Estimated finishes of merged forms are exact on regular machines.
-#: `_MERGED_ARRIVALS`: max arrivals of chunks in such a merged form.
-#: `_SEPARATE_PARTS`: numbers of parts with one message per chunk, which finish large sums up to 25 % sooner.
-_MERGED_PARTS, _MERGED_ARRIVALS, _SEPARATE_PARTS = (1, 2, 8, 64), 300_000, (2, 4)
-
-#: `_FORM_S_PER_ARRIVAL`: CPU seconds to build and verify a form, per arrival and part: (unmerged, merged).
-#: Unmerged forms take longer, as a list scheduler times their sends.
-#: `_LISTED_GAIN`: max ratio of estimated to best known finish at which a form without merging is built.
-_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
-
 #: CPU seconds to cut the data of one rank, even if time is up: whole, it takes many times as long to send.
 _LEAST_CUT_S = 0.3
-#: CPU seconds for estimates of merged forms, and to build the earliest one, even if time is up.
-_LEAST_FORMS_S = 0.6
-#: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU s, fixed and per link, to estimate plans of recursive multiplying.
-#: The first estimate's measured time replaces these values.
-#: `_PLANS_SHARE`: max share of the time left for these estimates; above it, only simple plans are estimated.
-#: Simple plans take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
-_PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
-#: A mixed plan divides chunks into parts, each with its own plan.
-#: The first mixed plan has equal parts with one plan, in coarse chunks.
-#: Simulated annealing in fine chunks then changes the parts (1 to 4 s of CPU).
-#: `_MIXES_TIMES`: time to estimate the first mixed plan, as a multiple of the time to estimate all plans.
-#: `_SEARCH_S`: CPU seconds in which annealing gains most; with less, forms without merging come first.
-#: `_FIRST_RUN_S`: CPU seconds to load annealing and for its first run, which is short, but gains 1 to 5 %.
-#: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
-#: `_MIXES_SHARE`: max share of the time left for mixed plans.
-#: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
-_MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.3
-_MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE = 0.8e-6, 0.6, 0.6
-
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
 #: `_MIX_SHARE`: share of the time left for mixes of trees on meshes, where they usually finish first.
 #: `_HUBS_SHARE`: max share of the time for hubs in which plans are searched, before one is chosen and built.
@@ -88,199 +53,6 @@ _CUT_TRANSFERS = 64 * 64 * 6
 #: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify a baseline in finer chunks.
 #: This includes the extra work for merged transfers and listed contributions, of which they have many.
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
-
-
-def offer_estimated(search: Search) -> Search | None:
-    """Propose schedules of recursive multiplying with the earliest estimated finish.
-
-    Messages merge in the first schedule, which is quick to build: a single plan, in the finest chunks that
-    time allows, or equal parts of one plan (a mixed plan), whichever has the earliest estimate. If time
-    allows, simulated annealing then improves the mixed plan, so that groups of chunks follow different plans.
-    Forms with one message per chunk come last, if their estimated finish is early enough.
-    Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
-    and for data that all starts or ends at one rank: there, other baselines usually finish first.
-    """
-    problem, since = search.problem, time.monotonic()
-    open_problem = replace(problem, chunks_open=True)
-    if not may_merge(open_problem) or grid_of(problem.topology) is not None or is_at_one_rank(problem):
-        return None
-    if num_arrivals(problem) > search.parameters.portfolio.first_transfers:
-        return None
-    forms = _Forms(search, open_problem)
-    forms.estimate()
-    forms.build_earliest()
-    steps = [forms.send_separately] if forms.mixed is None else [forms.improve_mix, forms.send_separately]
-    if forms.has_no_time_for_both:
-        steps.reverse()
-    for step in steps if forms.best is not None else ():
-        with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: forms.best):
-            step()
-    if (best := forms.best) is not None and best.best is not None:
-        tried_finer(problem).add(BY_ESTIMATE)
-        message = f"first: {best.best.producer}{left_out(search, list(dict.fromkeys(forms.skipped)))}"
-        search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
-    return forms.best
-
-
-class _Forms:
-    """Forms of recursive multiplying: their estimates, and the best schedule built so far.
-
-    - `merged`: Estimates of single plans with merged messages. Each has finer chunks than the one before, and
-      a sufficiently earlier finish (`PAYS`).
-    - `mixed`: Estimate of the mixed plan whose parts are equal; None if there are no mixed plans, or no time
-      for them.
-    - `best`: Search that holds the best schedule; None if none is built yet.
-    - `finish_us`: Earliest known finish, here or in the search.
-    - `skipped`: Names of the forms that were skipped for lack of time.
-    """
-
-    def __init__(self, search: Search, problem: Problem) -> None:
-        """Forms for a problem whose number of chunks is open, without estimates yet."""
-        share, late_s = search.parameters.portfolio.best_share, search.parameters.budget.late_s
-        self.search, self.problem = search, problem
-        self.deadline, self.cpu_began_s = search.deadline, time.thread_time()
-        self.until = search.deadline.sooner(for_baselines_s(search.deadline, share))
-        self.late = search.deadline.later(late_s * busy_factor())
-        self.arrivals = num_arrivals(problem)
-        self.plans_s = _PLANS_S + _PLANS_S_PER_LINK * len(problem.topology.links)
-        self.to_mix = to_mix(problem)
-        self.merged: list[Estimated] = []
-        self.mixed: Estimated | None = None
-        self.best: Search | None = None
-        self.finish_us = search.earliest_us
-        self.skipped: list[str] = []
-
-    @property
-    def least_s(self) -> float:
-        """Estimated wall seconds to use up `_LEAST_FORMS_S` of CPU; 0 if it is used up."""
-        return busy_factor() * max(0.0, self.cpu_began_s + _LEAST_FORMS_S - time.thread_time())
-
-    def left_s(self, limit: Deadline) -> float:
-        """Seconds until a deadline, but at least `least_s`."""
-        return max(limit.left_s, self.least_s)
-
-    def at_least(self, limit: Deadline) -> Deadline:
-        """The deadline, but no earlier than after twice `least_s`, as other work may slow this one down."""
-        return limit.at_least(2 * self.least_s)
-
-    @property
-    def has_no_time_for_both(self) -> bool:
-        """True if annealing of mixed plans leaves no time for forms with one message per chunk."""
-        if self.mixed is None:
-            return False
-        search_s = _mix_s(self.to_mix[-1]) + busy_factor() * _SEARCH_S
-        return search_s > self.mixes_share * self.left_s(self.deadline)
-
-    @property
-    def mixes_share(self) -> float:
-        """Max share of the time left for mixed plans: all if baselines may be late, as nothing follows."""
-        return 1.0 if self.deadline.at_s > self.search.options.ends_s else _MIXES_SHARE
-
-    def has_time(self, parts: int, *, merges: bool) -> bool:
-        """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
-        if parts > min(self.problem.chunk_bytes) or (merges and parts * self.arrivals > _MERGED_ARRIVALS):
-            return False
-        needed_s = busy_factor() * (self.plans_s + _FORM_S_PER_ARRIVAL[merges] * self.arrivals * parts)
-        if self.mixed is not None and self.best is None:
-            needed_s += _mix_s(self.mixed.times.problem)
-        if needed_s > self.left_s(self.until):
-            self.skipped.append(f"chunks cut into {parts}")
-            return False
-        return True
-
-    def estimate(self) -> None:
-        """Estimate schedules with merged messages: whole chunks, the mixed plan, then finer chunks."""
-        with suppress(InputError, OutOfTime):
-            for parts in _MERGED_PARTS:
-                if self.merged and not self.has_time(parts, merges=True):
-                    continue
-                began_s = time.thread_time()
-                is_short = busy_factor() * self.plans_s > _PLANS_SHARE * self.left_s(self.until)
-                form = self._estimated(parts, simple=is_short)
-                if form is None:
-                    continue
-                if self.merged and form.us > PAYS * self.merged[-1].us:
-                    break
-                self.merged.append(form)
-                if len(self.merged) == 1 and self.to_mix:
-                    if not is_short:
-                        self.plans_s = time.thread_time() - began_s
-                    self._estimate_mixed()
-
-    def _estimated(self, parts: int, *, simple: bool) -> Estimated | None:
-        """Estimate of a form with merged messages whose chunks are cut into `parts`; see `Estimated.of`."""
-        finer = cut_chunks(self.problem, parts) if parts > 1 else self.problem
-        likely = self.merged[-1].plan if self.merged else None
-        most_us = math.inf if self.mixed is None else self.mixed.us
-        with (self.at_least(self.until) if self.merged else self.late).enforced():
-            return Estimated.of(merging(finer), likely, simple=simple, most_us=most_us)
-
-    def _estimate_mixed(self) -> None:
-        """Estimate the mixed plan of equal parts, if time suffices to build it, too."""
-        estimate_s = busy_factor() * _MIXES_TIMES * self.plans_s
-        if estimate_s + _mix_s(self.to_mix[-1]) > self.left_s(self.deadline):
-            self.skipped.append("mixed plans")
-            return
-        with self.at_least(self.deadline).enforced():
-            self.mixed = Estimated.mixed(self.problem)
-
-    def build_earliest(self) -> None:
-        """Build the form with the earliest estimate, or the next one if that is invalid or takes too long."""
-        every = [*reversed(self.merged), *([] if self.mixed is None else [self.mixed])]
-        for form in sorted(every, key=lambda form: form.us):
-            if self.best is not None or form.us >= self.finish_us:
-                break
-            with suppress(InputError, OutOfTime), self.late.enforced():
-                self._keep(form.schedule(lists=False))
-
-    def improve_mix(self) -> None:
-        """Improve the mixed plan by simulated annealing, in as fine chunks as there is time to build."""
-        latest = self.at_least(self.deadline)
-        ends_at = latest.sooner(self.mixes_share * self.left_s(self.deadline))
-        fit = [each for each in self.to_mix if _mix_s(each) <= _MIX_BUILD_SHARE * ends_at.left_s]
-        fit = fit or self.to_mix[-1:]
-        num_chunks = self.mixed.times.problem.collective.num_chunks if self.mixed is not None else 0
-        is_coarser = self.mixes_share == 1.0 and fit[0].collective.num_chunks < num_chunks
-        if is_coarser or _mix_s(fit[0]) + busy_factor() * _FIRST_RUN_S > ends_at.left_s:
-            self.skipped.append("annealing of mixed plans")
-            return
-        build_s, most = _mix_s(fit[0]), mixed_transfers(fit[0])
-        # The search often takes all its time. If the machine is busy, building takes longer than estimated.
-        with latest.sooner(max(ends_at.left_s + build_s, self.deadline.left_s)).enforced():
-            # If estimates are not exact, annealing may gain nothing.
-            untils = [ends_at.later(-build_s)]
-            if self.mixed is not None and not self.mixed.times.are_exact:
-                untils.insert(0, ends_at.sooner(0.0))
-            for until in untils:
-                found = mixed_schedule(
-                    self.problem, until, below_us=self.finish_us, most_transfers=most, patient=True
-                )
-                if found is not None:
-                    self._keep(found)
-
-    def send_separately(self) -> None:
-        """Make schedules by recursive multiplying in which each chunk is a message of its own."""
-        for parts in _SEPARATE_PARTS:
-            if not self.has_time(parts, merges=False):
-                continue
-            most_us = _LISTED_GAIN * self.finish_us
-            with self.at_least(self.until).enforced():
-                form = Estimated.of(cut_chunks(self.problem, parts), self.merged[-1].plan, most_us=most_us)
-            if form is None or form.us >= most_us:
-                break
-            with self.at_least(self.until).enforced():
-                self._keep(form.schedule())
-
-    def _keep(self, made: Schedule) -> None:
-        """Keep a schedule if it is the earliest, allowed in the search, and valid."""
-        found = search_for(self.search, made) if made.finish_us < self.finish_us else None
-        if found is not None:
-            self.best, self.finish_us = found, made.finish_us
-
-
-def _mix_s(problem: Problem) -> float:
-    """Estimated seconds to build and verify a mixed plan in the problem's own chunks."""
-    return busy_factor() * _MIXES_S_PER_TRANSFER * mixed_transfers(problem)
 
 
 def offer_hubs(search: Search) -> Search | None:

@@ -29,11 +29,11 @@ from taccl.synthesis.proposers.baseline_proposals import (
     share_baselines,
 )
 from taccl.synthesis.proposers.compiling import too_short
+from taccl.synthesis.proposers.estimated import offer_estimated
 from taccl.synthesis.proposers.finer import (
     is_at_one_rank,
     offer_balanced_groups,
     offer_cut,
-    offer_estimated,
     offer_hubs,
 )
 from taccl.synthesis.proposers.large import effort

@@ -399,7 +399,9 @@ def test_a_search_without_a_schedule_advises_more_time(monkeypatch):
         taccl.synthesize(problem_of("allgather"), backend="highs")
 
 
-@pytest.mark.parametrize(("factor", "limit_s", "late_s"), [(1.0, 2.0, 0.0), (1.2, 2.0, 0.4), (3.0, 2.0, table._MOST_LATE_S)])
+@pytest.mark.parametrize(
+    ("factor", "limit_s", "late_s"), [(1.0, 2.0, 0.0), (1.2, 2.0, 0.4), (3.0, 2.0, table._MOST_LATE_S)]
+)
 def test_baselines_may_be_late_on_a_busy_machine(monkeypatch, factor, limit_s, late_s):
     """Baselines have the CPU time that an idle machine would give them, up to a second past the limit.
 

@@ -13,6 +13,7 @@ from taccl.analysis.certificates import scopes
 from taccl.baselines.tree_mixes import soonest_plan
 from taccl.synthesis.budget import run
 from taccl.synthesis.proposers import baseline_proposals, finer, table
+from taccl.synthesis.proposers import estimated as estimating
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
 from taccl.topology.recognise import grid_of
@@ -101,8 +102,10 @@ def test_merged_forms_in_finer_chunks_must_pay(second_us, kept, monkeypatch):
     """Finer chunks that gain less than 0.3 % by their estimate are left out."""
     estimates = iter((10.0, second_us, math.inf))
     problem = taccl.make_problem(taccl.topologies.ring(3), "allreduce", size_bytes=3_000)
-    forms = finer._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), problem)
-    monkeypatch.setattr(forms, "_estimated", lambda *_, **__: finer.Estimated(next(estimates), None, None))
+    forms = estimating._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), problem)
+    monkeypatch.setattr(
+        forms, "_estimated", lambda *_, **__: estimating.Estimated(next(estimates), None, None)
+    )
     forms.estimate()
     assert [each.us for each in forms.merged] == kept
 
@@ -114,7 +117,7 @@ def test_ctrl_c_keeps_the_form_that_is_built(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(finer, "mixed_schedule", interrupted)
+    monkeypatch.setattr(estimating, "mixed_schedule", interrupted)
     problem = taccl.make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=16_000_000)
     result = taccl.synthesize(problem, time_limit_s=60)
     assert (result.stopped, result.bound.kind) == ("interrupted", "none")
@@ -130,7 +133,7 @@ def test_copies_merge_inside_nodes_where_chunks_are_open():
     """
     topology = taccl.topologies.dgx_h100(3).under("ll")
     problem = taccl.make_problem(topology, "allgather", size_bytes=12_000)
-    found = finer.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)))
+    found = estimating.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)))
     assert taccl.verify(found.best).ok
     assert found.best.finish_us <= 2.68 + 2 * 0.04 + 0.2145 + 0.58
 
@@ -141,8 +144,8 @@ def test_separate_messages_follow_the_merged_form_of_the_earliest_estimate(monke
 
     Without list scheduling of separate messages they would finish at 352.68 us. Mixed plans are left out.
     """
-    monkeypatch.setattr(finer.Estimated, "mixed", lambda *_: None)
-    estimate, left = finer.Estimated.of, [5]
+    monkeypatch.setattr(estimating.Estimated, "mixed", lambda *_: None)
+    estimate, left = estimating.Estimated.of, [5]
 
     def estimated(*given, **options):
         if not left[0]:
@@ -150,9 +153,9 @@ def test_separate_messages_follow_the_merged_form_of_the_earliest_estimate(monke
         left[0] -= 1
         return estimate(*given, **options)
 
-    monkeypatch.setattr(finer.Estimated, "of", estimated)
+    monkeypatch.setattr(estimating.Estimated, "of", estimated)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(nodes=4), "allreduce", size_bytes=64 * 10**6)
-    found = finer.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)))
+    found = estimating.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)))
     assert found.best.finish_us == pytest.approx(307.67, abs=0.01)
 
 
@@ -227,14 +230,14 @@ def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
     Whole chunks would finish at 36.5 us. They are estimated, but not built. Mixed plans, which would finish
     earlier, are left out.
     """
-    monkeypatch.setattr(finer.Estimated, "mixed", lambda *_: None)
-    built, schedule = [], finer.Estimated.schedule
+    monkeypatch.setattr(estimating.Estimated, "mixed", lambda *_: None)
+    built, schedule = [], estimating.Estimated.schedule
     monkeypatch.setattr(
-        finer.Estimated, "schedule", lambda form, **how: built.append(form) or schedule(form, **how)
+        estimating.Estimated, "schedule", lambda form, **how: built.append(form) or schedule(form, **how)
     )
     problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
-    found = finer.offer_estimated(search)
+    found = estimating.offer_estimated(search)
     assert found.best.finish_us < 33 and taccl.verify(found.best).ok
     assert found.problem.collective.chunks_per_rank == 2 and not baseline_proposals.made_of(search.problem)
     assert len(built) == 1
@@ -244,24 +247,26 @@ def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
 @pytest.mark.parametrize(("factor", "is_mixed"), [(1, True), (1e6, False)])
 def test_a_mixed_plan_is_proposed_if_time_allows(factor, is_mixed, monkeypatch):
     """256 KB on two A100 nodes finish 12 % sooner by a mixed plan, which is searched if there is time."""
-    monkeypatch.setattr(finer, "busy_factor", lambda: factor)
-    monkeypatch.setattr(finer, "_LEAST_FORMS_S", 0.0)
+    monkeypatch.setattr(estimating, "busy_factor", lambda: factor)
+    monkeypatch.setattr(estimating, "_LEAST_FORMS_S", 0.0)
     problem = taccl.make_problem(taccl.topologies.dgx_a100(2, protocol="ll"), "allreduce", size_bytes=256_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
-    found = finer.offer_estimated(search).best
+    found = estimating.offer_estimated(search).best
     assert taccl.verify(found).ok
     assert ("mixed" in found.producer, found.finish_us < 8.3) == (is_mixed, is_mixed)
 
 
 def test_a_mixed_plan_may_take_longer_to_build_than_estimated(monkeypatch):
     """A search that takes all its time is kept if building then takes 0.75 s instead of 0.6 s."""
-    monkeypatch.setattr(finer, "_LEAST_FORMS_S", 0.0)
-    monkeypatch.setattr(finer, "_MIXES_SHARE", 0.2)
-    monkeypatch.setattr(finer, "_FIRST_RUN_S", 0.0)
-    monkeypatch.setattr(finer, "_mix_s", lambda _: 0.6)
-    monkeypatch.setattr(finer, "mixed_schedule", lambda _, until, **__: time.sleep(until.left_s + 0.75) or 1)
+    monkeypatch.setattr(estimating, "_LEAST_FORMS_S", 0.0)
+    monkeypatch.setattr(estimating, "_MIXES_SHARE", 0.2)
+    monkeypatch.setattr(estimating, "_FIRST_RUN_S", 0.0)
+    monkeypatch.setattr(estimating, "_mix_s", lambda _: 0.6)
+    monkeypatch.setattr(
+        estimating, "mixed_schedule", lambda _, until, **__: time.sleep(until.left_s + 0.75) or 1
+    )
     problem, kept = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6), []
-    forms = finer._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(6)), problem)
+    forms = estimating._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(6)), problem)
     monkeypatch.setattr(forms, "_keep", kept.append)
     forms.improve_mix()
     assert kept == [1]
@@ -272,15 +277,15 @@ def test_a_mixed_plan_in_the_coarsest_chunks_needs_time_for_a_short_search_only(
     build_s, is_searched, monkeypatch
 ):
     """600 of 1000 s are for mixed plans. If building takes 400 s, the rest suffices for a first short search."""
-    monkeypatch.setattr(finer, "_mix_s", lambda _: build_s)
+    monkeypatch.setattr(estimating, "_mix_s", lambda _: build_s)
     chosen = []
     monkeypatch.setattr(
-        finer, "mixed_schedule", lambda *_, most_transfers, **__: chosen.append(most_transfers)
+        estimating, "mixed_schedule", lambda *_, most_transfers, **__: chosen.append(most_transfers)
     )
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
-    forms = finer._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), problem)
+    forms = estimating._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), problem)
     forms.improve_mix()
-    assert chosen == [finer.mixed_transfers(forms.to_mix[-1])] * is_searched
+    assert chosen == [estimating.mixed_transfers(forms.to_mix[-1])] * is_searched
     assert forms.skipped == ["annealing of mixed plans"] * (not is_searched)
 
 
@@ -290,7 +295,7 @@ def test_the_first_mixed_plan_precedes_finer_chunks(monkeypatch):
 
     64 MB on four H100 nodes finish at 416.7 us in whole chunks, and at 321.2 us in such parts.
     """
-    estimate, left = finer.Estimated.of, [1]
+    estimate, left = estimating.Estimated.of, [1]
 
     def estimated(*given, **options):
         if not left[0]:
@@ -301,20 +306,20 @@ def test_the_first_mixed_plan_precedes_finer_chunks(monkeypatch):
     def ended(*_, **__):
         raise OutOfTime("ended")
 
-    monkeypatch.setattr(finer.Estimated, "of", estimated)
-    monkeypatch.setattr(finer, "mixed_schedule", ended)
+    monkeypatch.setattr(estimating.Estimated, "of", estimated)
+    monkeypatch.setattr(estimating, "mixed_schedule", ended)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(nodes=4), "allreduce", size_bytes=64 * 10**6)
-    found = finer.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)))
+    found = estimating.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)))
     assert found.best.finish_us == pytest.approx(321.21, abs=0.01)
 
 
 def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     """On a busy machine only one estimated schedule is built; its stage names the skipped chunkings."""
-    monkeypatch.setattr(finer, "busy_factor", lambda: 1e4)
-    monkeypatch.setattr(finer, "_LEAST_FORMS_S", 0.0)
+    monkeypatch.setattr(estimating, "busy_factor", lambda: 1e4)
+    monkeypatch.setattr(estimating, "_LEAST_FORMS_S", 0.0)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
-    found = finer.offer_estimated(search)
+    found = estimating.offer_estimated(search)
     assert found.problem.collective.chunks_per_rank == 1 and taccl.verify(found.best).ok
     assert search.stages[-1].message.endswith(
         "; no time for mixed plans, chunks cut into 2, chunks cut into 8, chunks cut into 64, chunks cut into 4"
@@ -326,13 +331,13 @@ def test_the_mixed_plan_of_equal_parts_is_built_even_if_time_is_up(monkeypatch):
 
     They are built in the coarsest chunks, as finer ones gain nothing.
     """
-    monkeypatch.setattr(finer, "_LEAST_FORMS_S", AMPLE_S)
-    monkeypatch.setattr(finer, "mixed_schedule", lambda *_, **__: None)
+    monkeypatch.setattr(estimating, "_LEAST_FORMS_S", AMPLE_S)
+    monkeypatch.setattr(estimating, "mixed_schedule", lambda *_, **__: None)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=64 * 10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(0), asked=problem)
-    found = finer.offer_estimated(search)
+    found = estimating.offer_estimated(search)
     assert found.problem.collective.chunks_per_rank == 8 and taccl.verify(found.best).ok
-    whole = finer.Estimated.of(finer.merging(problem), None, simple=True)
+    whole = estimating.Estimated.of(estimating.merging(problem), None, simple=True)
     assert found.best.finish_us < 0.65 * whole.us
 
 
@@ -342,8 +347,8 @@ def test_first_forms_have_a_time_of_work(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: began_s + stalled_s[0])
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=64 * 10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
-    forms = finer._Forms(search, problem)
-    monkeypatch.setattr(finer, "_LEAST_FORMS_S", AMPLE_S)
+    forms = estimating._Forms(search, problem)
+    monkeypatch.setattr(estimating, "_LEAST_FORMS_S", AMPLE_S)
     stalled_s[0] = 100.0
     assert forms.until.has_passed and forms.has_time(1, merges=True)
     assert not forms.at_least(forms.until).has_passed
@@ -356,8 +361,8 @@ def test_first_forms_have_a_time_of_work(monkeypatch):
 def test_recursive_multiplying_is_not_estimated_on_tori_or_with_roots(topology, collective, monkeypatch):
     """On tori and for sums with a root no schedule by recursive multiplying is estimated."""
     problem = taccl.make_problem(topology, collective, size_bytes=64_000)
-    monkeypatch.setattr(finer.Estimated, "of", lambda *_: pytest.fail("made"))
-    assert finer.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER)) is None
+    monkeypatch.setattr(estimating.Estimated, "of", lambda *_: pytest.fail("made"))
+    assert estimating.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER)) is None
 
 
 @pytest.mark.slow
