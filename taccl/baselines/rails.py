@@ -80,7 +80,8 @@ def best_cut(problem: Problem, *, most_transfers: int) -> int:
     """Number of parts per chunk for `by_rails`: the least one whose estimate is within 1 % of the best."""
     transfers = problem.collective.num_chunks * (problem.topology.num_ranks - 1)
     most = min(most_transfers // transfers, *problem.chunk_bytes)
-    choices = [1 << k for k in range(max(1, most.bit_length()))]
+    powers = [1 << k for k in range(max(1, most.bit_length()))]
+    choices = [*powers, *(3 * each for each in powers if 3 * each <= most)]
     estimates = {parts: min(_estimates(problem, parts).values()) for parts in choices}
     least = min(estimates.values())
     return min(parts for parts, estimate in estimates.items() if 0.99 * estimate <= least)
