@@ -138,6 +138,15 @@ class Expectation:
         return each_us * len(self.topology.ranks_of_node[0])
 
     @property
+    def least_us(self) -> float:
+        """Time in us in which a process of the log launches the kernels of its GPUs in turn; 0 if unknown.
+
+        Operations that follow one another take at least this long, under any schedule.
+        """
+        per_node = len(self.topology.ranks_of_node[0])
+        return self.launches_us * min(self.series.launched_together, per_node) / per_node
+
+    @property
     def start_us(self) -> float:
         """Time in us before the first hop of a collective between nodes; 0 on one node, or if unknown."""
         if self._costs is None or self.topology.num_nodes == 1:

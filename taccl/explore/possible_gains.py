@@ -64,6 +64,10 @@ def with_gains(
     if gains and not on.protocols:
         said = f"no better schedules are sought below {format_size(LARGE)}"
         notes.append(f"{said}, as latencies of schedules on {on.machine or on.name} are unknown")
+    if any(each.predicted_us == expected.least_us for each in gains):
+        together = f"one process launches {series.launched_together} GPUs in turn"
+        least = f"at least {expected.least_us:.3g} us under any schedule"
+        notes.append(f"{together}, which takes {least}; run one process for each GPU")
     if cut:
         notes.append(
             f"the time limit cut the search for better schedules at {', '.join(cut)}; give more time"
@@ -88,7 +92,8 @@ def _gains_at(size: int, made: Schedule, expected: Expectation, machine: Machine
         ]
         if able:
             command = _command(expected, machine, size, runtime.name)
-            yield Gain(size, runtime.name, measured_us, min(able) + expected.start_us, error, command)
+            time_us = max(min(able) + expected.start_us, expected.least_us)
+            yield Gain(size, runtime.name, measured_us, time_us, error, command)
 
 
 def _schedule_of(problem: Problem, limit: Deadline) -> tuple[Schedule, bool]:

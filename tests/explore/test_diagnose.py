@@ -741,6 +741,19 @@ def test_better_schedules_come_with_error_and_command(log):
 
 
 @pytest.mark.slow
+def test_no_schedule_is_faster_than_the_launches_of_one_process(log, monkeypatch):
+    """If one process launches 8 GPUs in turn, small messages gain nothing; a note names the remedy."""
+    monkeypatch.setattr("taccl.explore.possible_gains._GAIN_SIZES", (8,))
+    gpus = "".join(GPU.format(rank, rank, "NVIDIA A100-SXM4-80GB") for rank in range(8))
+    row = "8 2 float sum -1 35.0\n1024 256 float sum -1 35.0\n"
+    text = f"# all_reduce_perf\n# nThread 1 nGpus 8\n{gpus}# size count type redop root time\n{row}"
+    (found,) = taccl.diagnose([log(text)], time_limit_s=AMPLE_S).series
+    assert [each.predicted_us for each in found.gains] == pytest.approx([34.4, 34.4])
+    assert {each.text for each in found.gains} == {"within the error"}
+    assert any("run one process for each GPU" in note for note in found.notes)
+
+
+@pytest.mark.slow
 def test_a_verdict_is_made_however_short_the_limit(log):
     """Without any time there is the usual verdict, with a weaker bound; notes say what is left out."""
     path = log(node_log(NVLS))
