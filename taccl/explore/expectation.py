@@ -330,7 +330,8 @@ class Expectation:
         topology = _first_nodes(self.topology)
         is_cut = topology.num_ranks <= _CUT_RANKS
         problem = self.problem(self.series.size_bytes[-1], topology)
-        own = nccl_candidate(problem, self.best.algorithm, self.best.protocol)
+        # Imports have no protocols, so their schedules have none.
+        own = nccl_candidate(problem, self.best.algorithm, self.best.protocol if topology.protocols else "")
         schedule = scheduled(problem, own, cut=is_cut)
         # NCCL's model may add links to the topology, for sums in NVSwitch.
         on, busy_us = schedule.problem.topology, busy_shares(schedule) * schedule.finish_us

@@ -96,7 +96,20 @@ def test_a_matrix_has_the_pcie_rate_of_the_named_gpus(log, tmp_path, name, rate)
     assert any(f"{rate} GB/s assumed for a PCIe link" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("name", ["alltoall", "all_gather", "broadcast"])
+def test_limits_on_a_file_are_of_the_algorithm_of_the_verdict(log, tmp_path):
+    """Four of 8 H100 use rings, so their busiest resource is a port at its full rate, not at that of NVLS."""
+    path = tmp_path / "h100.txt"
+    path.write_text(matrix(18))
+    gpus = "\n".join(f"#  Rank {r} Group 0 Pid 1 on host0 device {r} [0x00] {H100_NAME}" for r in range(4))
+    text = (
+        f"# all_reduce_perf\n{gpus}\n# size count type redop root time\n{2**30} {2**28} float sum -1 4500\n"
+    )
+    (found,) = taccl.diagnose([log(text)], str(path), gains=False).series
+    assert "(ring, " in found.verdict
+    assert found.limits[0].gb_per_s == pytest.approx(370.8, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["alltoall", "all_gather"])
 def test_collectives_on_a_file_have_the_times_of_the_machine(log, tmp_path, name):
     """On a matrix of 8 H100, other collectives than sums have the expected times of the machine by name, too."""
     path = tmp_path / "h100.txt"
