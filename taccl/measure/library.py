@@ -219,7 +219,7 @@ class Run:
         if costs.architecture:
             return least
         used = self._channels_used(PROTOCOLS[p].name, "ring", 2 * self.num_channels)
-        each = max(tuning.NET_POST_US[costs.host], costs.network.message_us)
+        each = max(tuning.STEP_POST_US, costs.network.message_us)
         return np.maximum(used / self.per_node * each, least)
 
     def _checks_flags(self, p: int) -> bool:

@@ -20,7 +20,8 @@ class Network(NamedTuple):
       messages one by one.
     - `ll_us`: Time in us that 4 KiB of a channel add to a hop under LL, as hosts look for all flags between
       the data (``src/transport/net.cc``). It replaces `post_us` under LL; 0 where only `post_us` is known.
-    - `message_us`: Time in us in which a host posts a message, if longer than in NCCL's table.
+    - `message_us`: Time in us in which a host posts a message of a ring, if longer than usual
+      (`tuning.STEP_POST_US`).
     - `efficiency`: Fraction of the line rate that large messages reach.
     - `stated_us`: Latency in us that the network's plugin reports to NCCL, which chooses algorithms by it.
     - `ll128`: True if NCCL uses LL128 over this network, which needs ordered writes.

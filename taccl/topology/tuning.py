@@ -167,6 +167,9 @@ RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
 #: `NET_POST_US`: time in us that a host takes to post a message to a NIC, by maker of its processor.
 #: `SIMPLE_POSTS`: number of messages that a host posts under simple.
 NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
+#: `STEP_POST_US`: time in us that each channel of a rank adds to a step of a ring between nodes.
+#: Published allgathers of 256 KiB to 1 MiB on two DGX A100 (argonne-lcf/alcf-nccl-tests) are then 2 % off.
+STEP_POST_US = 1.5
 #: `CHANNEL_BYTES`: {protocol: min bytes per channel}; below, NCCL uses fewer channels (``src/enqueue.cc``).
 #: For rings under LL, `CHANNEL_BYTES` is the min bytes per channel and rank.
 #: `PAIR_LL_BYTES`: max bytes of a message between two ranks under LL.

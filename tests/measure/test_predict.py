@@ -367,14 +367,9 @@ def test_hosts_look_for_the_flags_of_ll(nodes, added_us):
 
 
 def test_hosts_post_the_messages_of_all_channels_in_each_step_of_a_ring():
-    """Rings between nodes have longer steps with hosts of AMD if each rank has several channels."""
-    costs = costs_of("h200")
-    sizes = np.array([2.0**10, 2.0**20])
-    intel, amd = (
-        Run(each, "allgather", 16, 2, sizes).ring(1).time_us for each in (costs, replace(costs, host="AMD"))
-    )
-    assert amd[0] == intel[0]
-    assert amd[1] > intel[1] + 20
+    """Allgathers on two DGX A100 take 80 us under LL128 at 256 KiB and at 1 MiB (argonne-lcf/alcf-nccl-tests)."""
+    times_us = [us("dgx-a100", "allgather", size, nodes=2) for size in (1 << 18, 1 << 20)]
+    assert times_us == pytest.approx([80.1, 79.5], rel=0.06)
 
 
 @pytest.mark.parametrize(
