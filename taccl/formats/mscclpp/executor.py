@@ -109,7 +109,8 @@ class _PlanRun:
         self.fed: dict[tuple[int, int], Reads] = {}  # {packet: reads on which its value depends}
         self.inboxes: dict[Inbox, deque[int]] = {}
         self.channels: dict[tuple[int, str], list[Inbox]] = {}
-        self.listed: dict[tuple[int, int, str, str], list[int]] = {}
+        #: {(list of a threadblock, rank, threadblock, kind of channel, index there): channel or buffer}.
+        self.known: dict[tuple[str, int, int, str, int], Any] = {}
         self.events: list[Event] = []
         self.begun: list[int] = []  # event with which each rank's user begins it
         self.last: dict[Any, int] = {}  # {thread, NIC or user: its last event}
@@ -257,21 +258,18 @@ class _PlanRun:
 
     def _channel(self, r: int, t: int, op: Op, i: int) -> Inbox:
         """Channel of the i-th channel id of an operation; ids are indices in the threadblock's own list."""
-        kind = op["channel_type"]
-        ids = self._listed(r, t, "channels", kind)
-        number = self._entry(ids, op["channel_ids"][i], f"{kind} channel", f"threadblock {t}")
-        channel: Inbox = self._entry(self.channels.get((r, kind), []), number, f"{kind} channel", f"gpu {r}")
+        kind, index = op["channel_type"], op["channel_ids"][i]
+        if (key := ("channels", r, t, kind, index)) not in self.known:
+            number = self._entry(self._listed(*key[:4]), index, f"{kind} channel", f"threadblock {t}")
+            channels = self.channels.get((r, kind), [])
+            self.known[key] = self._entry(channels, number, f"{kind} channel", f"gpu {r}")
+        channel: Inbox = self.known[key]
         return channel
 
-    def _listed(self, r: int, t: int, field: str, kind: str) -> list[int]:
+    def _listed(self, field: str, r: int, t: int, kind: str) -> list[int]:
         """Ids of one kind of channels in a list of a threadblock, `channels` or `remote_buffer_refs`."""
         key, ids = _LISTS[field]
-        if (r, t, field, kind) not in self.listed:
-            entries = self.blocks[r, t][field]
-            self.listed[r, t, field, kind] = [
-                number for entry in entries if entry[key] == kind for number in entry[ids]
-            ]
-        return self.listed[r, t, field, kind]
+        return [number for entry in self.blocks[r, t][field] if entry[key] == kind for number in entry[ids]]
 
     def _entry(self, entries: Sequence[Any], index: int, what: str, owner: str) -> Any:
         """Entry of a list by its index; raises `VerificationError` if `owner` has no such entry."""
@@ -281,20 +279,23 @@ class _PlanRun:
 
     def _remote(self, r: int, t: int, kind: str, dst: Op) -> tuple[int, str]:
         """Rank and buffer of a remote buffer id, which is an index in the threadblock's own list."""
-        ids = self._listed(r, t, "remote_buffer_refs", kind)
-        number = self._entry(ids, dst["buffer_id"], "remote buffer", f"threadblock {t}")
-        buffer = self._entry(self.gpus[r]["remote_buffers"], number, "remote buffer", f"gpu {r}")
-        if kind not in buffer["access_channel_types"]:
-            raise self._fault(f"its buffer is not reached over {kind} channels")
-        self._entry(self.gpus, buffer["rank"], "buffer of gpu", "the plan")
-        return buffer["rank"], buffer["type"]
+        if (key := ("remote_buffer_refs", r, t, kind, dst["buffer_id"])) not in self.known:
+            number = self._entry(self._listed(*key[:4]), key[4], "remote buffer", f"threadblock {t}")
+            buffer = self._entry(self.gpus[r]["remote_buffers"], number, "remote buffer", f"gpu {r}")
+            if kind not in buffer["access_channel_types"]:
+                raise self._fault(f"its buffer is not reached over {kind} channels")
+            self._entry(self.gpus, buffer["rank"], "buffer of gpu", "the plan")
+            self.known[key] = buffer["rank"], buffer["type"]
+        owner: tuple[int, str] = self.known[key]
+        return owner
 
     def _inboxes(self, r: int, t: int, op: Op) -> list[Inbox]:
         """Inboxes to which an operation refers: ends of channels, or semaphores of its rank."""
         if "semaphore_ids" in op:
             every = self.gpus[r].get("semaphores", ())
             for number in op["semaphore_ids"]:
-                self._entry(every, number, "semaphore", f"gpu {r}")
+                if not 0 <= number < len(every):
+                    self._entry(every, number, "semaphore", f"gpu {r}")
             return [("semaphore", r, number) for number in op["semaphore_ids"]]
         return [self._channel(r, t, op, i) for i in range(len(op["channel_ids"]))]
 
