@@ -421,6 +421,9 @@ def _judged(
     )
     bound_share = None if bound_us is None else bound_us / series.times_us[-1]
     said = other_gpus(log.gpus, machine_of(on)) if machine.topology is not None else ""
+    if said:  # the figures of another machine make no cause likely
+        by_figures = [each for each in causes if each.of != "sizes" and each.name not in facts.stated]
+        causes = tuple(each._replace(grade="possible") if each in by_figures else each for each in causes)
     verdict = "; ".join(filter(None, [said, *clauses(expected, facts, bound_us, factor)]))
     verdict += conclusion(facts, causes, bound_share)
     verdict += "".join(f"; {note}" for note in log.notes if note.startswith(WRONG))

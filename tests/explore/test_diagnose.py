@@ -1280,6 +1280,16 @@ def test_the_verdict_begins_with_gpus_that_the_named_machine_lacks(shared_data):
     assert "found GPUs" not in judged(log, topology="dgx-h100").verdict
 
 
+@pytest.mark.slow
+def test_figures_of_another_machine_make_no_cause_likely(log):
+    """A log of MI300X at the rate of rings on H100 is no proof that NVLS is off, if it is judged as of H100."""
+    text = node_log(RINGS)
+    other = text.replace("NVIDIA H100 80GB HBM3", "AMD Instinct MI300X")
+    assert rates(judged(log(text), topology="dgx-h100")) == {"nvls-off"}
+    found = judged(log(other), topology="dgx-h100")
+    assert not rates(found) and "cause unclear (NVLS is off" in found.verdict
+
+
 def test_a_slow_first_size_does_not_count_as_latency(log):
     """Of two small sizes, the first takes six times as long as the second, which is as expected."""
     gpus = "".join(GPU.format(rank, rank, "NVIDIA H100 80GB HBM3") for rank in range(8))
