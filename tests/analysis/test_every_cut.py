@@ -317,6 +317,23 @@ def test_padding_is_no_part_of_the_bound_over_all_chunkings():
     assert every.check()
 
 
+@pytest.mark.parametrize("collective", ["allgather", "allreduce"])
+def test_without_time_padding_reduces_the_whole_bound(monkeypatch, collective):
+    """If time is too short to take the padding off each link, the whole bound is reduced by its share."""
+    ring = taccl.topologies.ring(5, alpha_us=1)
+    bound, same = (_bound(ring, collective, 2999, chunks_per_rank=1) for _ in range(2))
+    exact = bound_over_all_chunkings(bound, budget_s=10.0)
+
+    def late(*_):
+        raise OutOfTime("time is up")
+
+    monkeypatch.setattr(scopes, "_unpadded", late)
+    monkeypatch.setattr(scopes, "_MOST_PRICED", 0)
+    every = bound_over_all_chunkings(same, budget_s=10.0)
+    assert every.check()
+    assert 0.999 * exact.bound <= every.bound < exact.bound
+
+
 def test_the_bound_over_all_chunkings_is_found_once():
     """A second request for a problem's bound over all chunkings returns the same object."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)

@@ -8,7 +8,6 @@ of a sketch, of whole chunks, and of the search (`prices`).
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -71,18 +70,17 @@ def bound_over_all_chunkings(
             budget_s, end_s = 0.0, max(_CUT_S, end_s)
             if moves * _CUT_S_PER_MOVE > end_s:
                 return None
-        since = time.monotonic()
+        end = Deadline.after(end_s) if end_s < math.inf else NEVER
+        unpadded, share = _unpadded_by(end, problem)
         try:
-            with (NEVER if end_s == math.inf else Deadline.after(end_s)).enforced():
-                unpadded = _unpadded(problem)
             every = lower_bound(
                 unpadded, divisible=True, in_network=bound.in_network, budget_s=budget_s,
-                limit_s=LIMIT_TIMES * budget_s,
-                end_s=None if end_s == math.inf else max(0.0, since + end_s - time.monotonic()),
+                limit_s=LIMIT_TIMES * budget_s, end_s=None if end is NEVER else max(0.0, end.left_s),
             )  # fmt: skip
         except OutOfTime:  # record the failure, so that it is not repeated with the same budget
             known = found[bound.in_network] = _Found(None if known is None else known.bound, budget_s)
             return known.bound
+        every = replace(every, bound=share * every.bound)
         is_final = is_large or not every.is_cut_off
         every = every if known is None else stronger(every, known.bound)
         known = found[bound.in_network] = _Found(every, math.inf if is_final else budget_s)
@@ -193,13 +191,34 @@ def gap_text(
 
 def _unpadded(problem: Problem) -> Problem:
     """Return the problem with betas reduced by the share of padding in its bytes."""
+    share = _share_of_data(problem)
+    if share == 1:
+        return problem
+    topology = rescaled(problem.topology, dict.fromkeys(((False, "beta"), (True, "beta")), share))
+    share_permutations(topology, problem.topology)
+    size_bytes = problem.collective.size_chunks * problem.chunk_bytes[0]
+    return replace(problem, topology=topology, size_bytes=size_bytes)
+
+
+def _share_of_data(problem: Problem) -> Fraction:
+    """Bytes of data over those of whole chunks, which padding rounds up; 1 without padding."""
     padded = problem.collective.size_chunks * problem.chunk_bytes[0] if problem.chunk_bytes else 0
     if problem.size_bytes is None or not 0 < problem.size_bytes < padded or len(set(problem.chunk_bytes)) > 1:
-        return problem
-    less = dict.fromkeys(((False, "beta"), (True, "beta")), Fraction(problem.size_bytes, padded))
-    topology = rescaled(problem.topology, less)
-    share_permutations(topology, problem.topology)
-    return replace(problem, topology=topology, size_bytes=padded)
+        return Fraction(1)
+    return Fraction(problem.size_bytes, padded)
+
+
+def _unpadded_by(end: Deadline, problem: Problem) -> tuple[Problem, Fraction]:
+    """(problem, share): the share of the problem's bounds holds for the data without padding.
+
+    The problem is that without padding, and the share 1. If time is too short to make it, the problem remains
+    as it is. Costs of the data are at least its share of the costs of the padded data, and so are finishes.
+    """
+    try:
+        with end.enforced():
+            return _unpadded(problem), Fraction(1)
+    except OutOfTime:
+        return problem, _share_of_data(problem)
 
 
 @dataclass(frozen=True, slots=True)
