@@ -66,3 +66,19 @@ def classes_of_links(topology: Topology, dims: Dimensions) -> tuple[Ints, Ints, 
     axis = np.zeros(kind.max() + 1, np.int64)
     axis[kind] = np.nonzero(there)[0]
     return table, np.bincount(kind), axis
+
+
+def links_of_ranks(dims: Dimensions, table: Ints) -> tuple[Ints, Ints]:
+    """(neighbours of each rank, classes of the links to and from them), as in `tree_times.Grid`.
+
+    - `table`: Classes of links, as from `classes_of_links`.
+    """
+    n, ways = dims.num_ranks, 2 * len(dims)
+    near, kind = np.full((n, ways), -1), np.full((2, n, ways), -1)
+    for k, up in product(range(len(dims)), (0, 1)):
+        ranks = np.flatnonzero(table[k, up] >= 0)
+        other = ranks + (1 if up else -1) * dims.strides[k]
+        near[ranks, 2 * k + up] = other
+        kind[0, ranks, 2 * k + up] = table[k, up, ranks]
+        kind[1, ranks, 2 * k + up] = table[k, 1 - up, other]
+    return near, kind

@@ -20,7 +20,7 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
 from taccl.baselines.hubs import PartPlan, soonest_hub_plan
-from taccl.baselines.mesh_images import classes_of_links, distinct_images, images
+from taccl.baselines.mesh_images import classes_of_links, distinct_images, images, links_of_ranks
 from taccl.baselines.tree_kernel import Rules, reassign, sweep
 from taccl.baselines.tree_times import Cores, Grid, Shares, finish_us, room_for_times
 from taccl.problem.making import make_problem
@@ -68,9 +68,12 @@ _SHARPNESS, _DRIFT_SHARPNESS = (8.0, 60.0, 240.0), (3.0, 30.0)
 _FREE, _CLASHES = 0.4, 0.5
 #: Links drift apart from the best number of steps, and from a share of it whose steps are divided:
 #: (share of the number, number of parts).
+#: `_DRIFT_GAIN`: max ratio of finishes at which no long search follows, as it gains less (about 1 %).
 #: `_HOPELESS`: share of the sweeps after which these end if the finish is above `_PAYS` times the best one.
 #: `_MOST_WORK`: max square of the number of shares, times ranks, while links drift apart (0.3 s per sweep).
-_DRIFTS, _HOPELESS, _MOST_WORK = ((0.8, 2), (1.0, 1)), 1 / 3, 8_000_000
+#: `_LAST_WORK`: same, from the best long search.
+_DRIFTS, _DRIFT_GAIN, _HOPELESS = ((0.8, 2), (1.0, 1)), 0.98, 1 / 3
+_MOST_WORK, _LAST_WORK = 8_000_000, 1_100_000
 #: `_TRIES`: changes tried with each tree in a sweep.
 #: `_OTHERS`: a share tries its own core, and each other core with probability 1 / `_OTHERS`.
 _TRIES, _OTHERS = 40, 20
@@ -185,7 +188,7 @@ class _Mixes:
     def __init__(self, topology: Topology, dims: Dimensions, num_bytes: int, num_chunks: int) -> None:
         self.dims, self.num_bytes, self.num_chunks = dims, num_bytes, num_chunks
         table, sizes, axis = classes_of_links(topology, dims)
-        self.near, self.kind = _links_of_ranks(dims, table)
+        self.near, self.kind = links_of_ranks(dims, table)
         alpha = np.array([float(each.alpha_us) for each in dims])
         beta = np.array([float(each.beta_us_per_mb) for each in dims]) * num_bytes / 1e6
         #: Latency in us of each class of links, and us per send of all bytes over one of its links.
@@ -194,7 +197,7 @@ class _Mixes:
         self.busy_us = 2 * (dims.num_ranks - 1) * float((self.beta * sizes).mean()) / int(sizes.sum())
         self.cores, self.least_steps = _cores(dims, self.near, self.kind)
         self._found: dict[tuple[int, int, int, bool], _Found | None] = {}
-        self._drifted: dict[tuple[int, int, int], _Found] = {}
+        self._drifted: dict[tuple[float, int, int, int], _Found] = {}
 
     def soonest(self, until: Deadline, most_transfers: float) -> TreeMix | None:
         """Best mix; None if even the coarsest one has too many chunks.
@@ -267,24 +270,32 @@ class _Mixes:
             best = _earlier(best, self._searched(number, best.steps, _BRIEF, until, closes=True))
         return best
 
-    def _improved(self, best: _Found, until: Deadline) -> _Found:
-        """Best of long searches, first with as many steps; small problems also try other numbers of steps."""
-        number, steps = best.number, best.steps
-        tries = [(steps, False), (steps, True)]
+    def _improved(self, even: _Found, until: Deadline) -> _Found:
+        """Best after sweeps in which links drift apart; if these gain little, after long searches, too.
+
+        Long searches of small problems also try other numbers of steps. Links then drift apart from the best.
+        """
+        number, steps, best = even.number, even.steps, even
+        work = number**2 * len(self.near)
+        for share, parts in _DRIFTS:
+            if until.has_passed or work > _MOST_WORK:
+                break
+            fewer = max(self.least_steps, round(share * steps))
+            start = even if share == 1 else self._searched(number, fewer, _BRIEF, until)
+            if start is not None:
+                best = _earlier(best, self._drifting(start, parts, best.finish_us, until))
+        if best.finish_us < _DRIFT_GAIN * even.finish_us:
+            return best
+        tries, long = [(steps, False), (steps, True)], even
         if number * steps * len(self.near) <= _FEW_SENDS:
             more = max(1, int(_GROWTH * steps))
             tries += (steps + more, True), (steps - more, True)
         for each, closes in tries:
             if not until.has_passed:
-                best = _earlier(best, self._searched(number, each, _LONG, until, closes=closes))
-        even = best
-        for share, parts in _DRIFTS:
-            if until.has_passed or number**2 * len(self.near) > _MOST_WORK:
-                break
-            fewer = max(self.least_steps, round(share * even.steps))
-            start = even if share == 1 else self._searched(number, fewer, _BRIEF, until)
-            if start is not None:
-                best = _earlier(best, self._drifting(start, parts, best.finish_us, until))
+                long = _earlier(long, self._searched(number, each, _LONG, until, closes=closes))
+        best = _earlier(best, long)
+        if long is not even and work <= _LAST_WORK and not until.has_passed:
+            best = _earlier(best, self._drifting(long, 1, best.finish_us, until))
         return best
 
     def _searched(
@@ -332,7 +343,7 @@ class _Mixes:
 
         - `best_us`: Earliest known finish.
         """
-        key = start.number, start.steps, parts
+        key = start.finish_us, start.number, start.steps, parts
         if key in self._drifted:
             return self._drifted[key]
         shares, cores = _divided(start, parts)
@@ -417,22 +428,6 @@ def _divided(found: _Found, parts: int) -> tuple[Shares, Cores]:
     copied = Shares(shares.core.copy(), begin, shares.way.copy(), step, sends, closed, shares.random.copy())
     length = np.where(cores.length > 0, (cores.length - 1) * parts + 1, 0)
     return copied, cores._replace(length=length, step=np.where(cores.kind >= 0, cores.step * parts, -1))
-
-
-def _links_of_ranks(dims: Dimensions, table: Ints) -> tuple[Ints, Ints]:
-    """(neighbours of each rank, classes of the links to and from them), as in `Grid`.
-
-    - `table`: Classes of links, as from `classes_of_links`.
-    """
-    n, ways = dims.num_ranks, 2 * len(dims)
-    near, kind = np.full((n, ways), -1), np.full((2, n, ways), -1)
-    for k, up in product(range(len(dims)), (0, 1)):
-        ranks = np.flatnonzero(table[k, up] >= 0)
-        other = ranks + (1 if up else -1) * dims.strides[k]
-        near[ranks, 2 * k + up] = other
-        kind[0, ranks, 2 * k + up] = table[k, up, ranks]
-        kind[1, ranks, 2 * k + up] = table[k, 1 - up, other]
-    return near, kind
 
 
 def _cores(dims: Dimensions, near: Ints, kind: Ints) -> tuple[Cores, int]:
