@@ -15,7 +15,7 @@ from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_gap, format_us
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
-from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant, by_its_prices
+from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant, OfPrices, by_its_prices
 from taccl.analysis.certificates.transformed import merging_freely
 from taccl.problem.making import default_clauses
 from taccl.problem.problem import Problem
@@ -84,12 +84,11 @@ def bound_over_all_chunkings(
         is_final = is_large or not every.is_cut_off
         every = every if known is None else stronger(every, known.bound)
         known = found[bound.in_network] = _Found(every, math.inf if is_final else budget_s)
-    if known.bound is not None and known.used_s < math.inf and known.bound.bound < bound.bound:
-        priced = None
-        if problem.collective.num_chunks <= _MOST_PRICED:
-            priced = by_its_prices(bound, merging_freely(_unpadded(problem.without_dates())))
-        if priced is not None and priced.bound > known.bound.bound:
-            known = found[bound.in_network] = _Found(priced, known.used_s)
+    is_weaker = known.bound is not None and known.used_s < math.inf and known.bound.bound < bound.bound
+    if is_weaker and isinstance(bound.witness, OfPrices) and problem.collective.num_chunks <= _MOST_PRICED:
+        priced = by_its_prices(bound, merging_freely(_unpadded(problem.without_dates())))
+        if priced is not None:
+            known = found[bound.in_network] = _Found(stronger(priced, known.bound), known.used_s)
     return known.bound
 
 
