@@ -34,7 +34,8 @@ from taccl.baselines.spread import (
 )
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.collectives import make
-from taccl.schedule.combine import reduce_phase
+from taccl.problem.costs import ranks_differ
+from taccl.schedule.combine import back_in_time, reduce_phase, reverse
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, ticks_of
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
@@ -97,9 +98,10 @@ def hierarchical(
     next one crosses. Where some ranks have no chunks, as in a broadcast, there is a third form. The chunks of
     a rank go to all ranks of its node in turn. They cross along two binary trees or stars of nodes, at the
     same local rank, and spread in each node. In a star, another node passes a chunk on to all others; in a
-    helped star, the first node sends some of these copies. Reductions are the reverse. Chunks that cross a
-    link in one step are one message where sends may merge. The fastest form is returned, and its `producer`
-    names it. Only the merging clauses of the sketch apply.
+    helped star, the first node sends some of these copies. Reductions are the reverse of copies. A scatter
+    may be the reverse of a gather in the second form. Chunks that cross a link in one step are one message
+    where sends may merge. The fastest form is returned, and its `producer` names it. Only the merging clauses
+    of the sketch apply.
 
     Parameters
     ----------
@@ -231,17 +233,30 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         )
         return fastest_form(problem, forms)
 
-    def at_once(problem: Problem) -> Schedule:
-        forms, num_chunks = [], problem.collective.num_chunks
+    # The best form of a reduction in finer chunks is found in reversed time, which takes half as long.
+    is_reversed = problem.collective.stays_at_roots and not ranks_differ(problem.topology)
+
+    wanted = copies.collective.destination_sets.sets
+    scatters = copies is problem and 2 * num_holders <= num_ranks and all(len(each) == 1 for each in wanted)
+
+    def at_once(finer: Problem) -> Schedule:
+        forms, num_chunks = [], finer.collective.num_chunks
+        copies = reduce_phase(finer) if finer.collective.combining else finer
+        if copies is not finer and is_reversed and num_chunks > problem.collective.num_chunks:
+            return reverse(at_once(copies), finer)
         if 2 * num_holders > num_ranks or num_chunks <= num_ranks:
-            forms.append(("hierarchical (chunk by chunk)", run(problem, _chunk_by_chunk)))
+            forms.append(("hierarchical (chunk by chunk)", run(finer, _chunk_by_chunk)))
+        if scatters:
+            back = _chunk_by_chunk(back_in_time(finer)).reversed()
+            back = back._replace(adds=np.zeros(len(back.adds), bool))
+            forms.append(("hierarchical (chunk by chunk, in reversed time)", back))
         if has_rails:
-            copies = reduce_phase(problem) if problem.collective.combining else problem
             forms += [
-                (f"hierarchical ({shape} of nodes)", run(problem, partial(by_rails, over=shape, group=group)))
+                (f"hierarchical ({shape} of nodes)", run(finer, partial(by_rails, over=shape, group=group)))
                 for shape, group in (likely_forms(copies) if reach_all else product(SHAPES, (1,)))
             ]
-        return fastest_form(problem, forms, lists=num_chunks * num_ranks <= _MOST_LISTED)
+        is_long = has_rails and num_chunks * num_ranks > _MOST_LISTED  # `by_rails` keeps a good order
+        return fastest_form(finer, forms, lists=not is_long)
 
     has_rails, opened, most = 0 < num_holders < num_ranks, problem, 2 * MANY_CUT
     parts, likely = 2, 1

@@ -197,6 +197,16 @@ def test_a_reduction_finishes_no_later_than_its_copies_in_reversed_time():
     assert sums.finish <= copies.finish
 
 
+def test_a_scatter_finishes_as_early_as_the_gather_that_it_reverses():
+    """The data of a rank cross by the NIC of their destination, as they do in a gather."""
+    topology = taccl.topologies.dgx_h100(nodes=4)
+    gather, scatter = (
+        hierarchical(taccl.make_problem(topology, name, size_bytes="1MB")) for name in ("gather", "scatter")
+    )
+    assert taccl.verify(scatter).ok
+    assert scatter.finish <= gather.finish
+
+
 def test_a_reduction_between_unlike_ranks_is_timed_in_both_directions():
     """Rank 3 adds to the five chunks of others over its only link out, 5 us; in reversed time, it takes 6 us."""
     out = {0: (1, 2, 3, 4, 5), 1: (3, 4, 5), 2: (0, 1), 3: (2,), 4: (2, 3, 5), 5: (0, 1, 3)}
