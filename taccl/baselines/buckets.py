@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import product
+from math import gcd, prod
+from operator import itemgetter
 
 import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl.baselines.hubs import hub_sends
-from taccl.baselines.moves import Moves, Row, Sends, routed
+from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.baselines.spread import (
     cut_chunks,
     cut_while_it_pays,
@@ -44,6 +48,11 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     On a torus an allreduce of n bytes takes 2 (D s alpha + n beta (p - 1) / (2 D p)). Here p ranks are in D
     equal dimensions of size a; s is a - 1 steps in one direction, and a // 2 in both. On a mesh s is a - 1,
     and the bytes take n beta (p - 1) / (D p).
+
+    For smaller sizes, an allreduce scatters the sums of each part along j dimensions only. Along the others,
+    ranks forward whole partial sums in both directions, and no gather follows. Then there are (D + j) s
+    steps. On a torus the bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D; on a mesh they
+    take twice as long.
 
     Sums of an allreduce may also be collected at hubs (`taccl.baselines.hubs`). On a mesh whose sends merge,
     parts of the chunks follow trees of their own at the same time (`taccl.baselines.tree_mixes`).
@@ -87,6 +96,16 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
         )
 
     found = cut_while_it_pays(problem, made, name="bucket", cut=cut, parts=2 * len(dims), merges=True)
+    for number in reversed(range(1, len(dims))):
+        parts = 2 * len(dims) * max(prod(dims.sizes[k] for k in along) for along in _orders(dims, number))
+        found = or_whole_sums(
+            found,
+            problem,
+            partial(_scatter_and_sum, dims=dims, number=number),
+            name=f"bucket (scatter along {number} of {len(dims)} dimensions, whole sums along the others)",
+            fewest=parts // gcd(parts, problem.topology.num_ranks),
+            cut=cut,
+        )
     mixes = cut and may_merge(problem)
     from taccl.baselines.tree_mixes import TreeMix, soonest_plan  # they load kernels
 
@@ -101,6 +120,14 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
         mixed = hub_sends(finer, plan).schedule(finer, producer=name)
         return fastest((found, keep_soonest(problem, mixed)))
     return or_whole_sums(found, problem, partial(hub_sends, plan=plan), name=name, fewest=parts, cut=cut)
+
+
+def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
+    """For each part of the chunks, the dimensions along which its sums are scattered, in order.
+
+    Part k starts with dimension k and goes on cyclically, to `number` dimensions in total.
+    """
+    return [tuple((part + k) % len(dims) for k in range(number)) for part in range(len(dims))]
 
 
 def _fill(problem: Problem, *, dims: Dimensions, directions: int) -> Sends:
@@ -131,3 +158,106 @@ def _fill(problem: Problem, *, dims: Dimensions, directions: int) -> Sends:
             order = np.argsort(at, kind="stable")
             at, what, up = at[order], what[order], up[order]
     return routed(problem, Moves.of(moves))
+
+
+def _scatter_and_sum(problem: Problem, dims: Dimensions, number: int) -> Sends:
+    """Sends of sums that are scattered along some dimensions, summed whole along the others, then gathered.
+
+    - `number`: Number of dimensions along which the sums of each part are scattered.
+    """
+    moves: list[Row] = []
+    carried: list[tuple[int, Ints]] = [(0, np.zeros(0, np.int64))]
+    sums: dict[tuple[int, ...], int] = {}
+    chunks = np.arange(problem.collective.num_chunks)
+    for part, along in enumerate(_orders(dims, number)):
+        for step, chunk, src, dst, number_of_sum in _part_of_sums(
+            dims, chunks[chunks % len(dims) == part], along, sums
+        ):
+            moves.append((step, chunk, src, dst, True))
+            carried.append((step, number_of_sum))
+    carried.sort(key=itemgetter(0))  # same order as `Moves.of`
+    return routed(
+        problem, Moves.of(moves), sums=list(sums), carries=np.concatenate([each for _, each in carried])
+    )
+
+
+def _part_of_sums(
+    dims: Dimensions, chunk: Ints, along: Sequence[int], sums: dict[tuple[int, ...], int]
+) -> Iterator[tuple[int, Ints, Ints, Ints, Ints]]:
+    """Yield the moves of one part of the chunks, as (step, chunk, source, destination, index in `sums`).
+
+    - `along`: Dimensions along which sums are scattered, in order; along other dimensions every rank has
+      whole sums.
+    - `sums`: {ranks whose contributions are added up: index}; new sums are added.
+    """
+    digits, value = dims.digits(np.arange(dims.num_ranks)), np.arange(len(chunk))
+    target = np.zeros((len(dims), len(chunk)), np.int64)
+    for k in along:
+        target[k], value = value % dims.sizes[k], value // dims.sizes[k]
+    is_up, done, first = value % 2 == 0, set[int](), 0
+
+    def reach(k: int, way: int) -> Ints:
+        """Number of ranks on one side of each chunk's target; on a ring, half of the other ranks."""
+        size, to_end = dims.sizes[k], target[k] if way < 0 else dims.sizes[k] - 1 - target[k]
+        found: Ints = (size - 1 + (is_up == (way > 0))) // 2 if dims.dims[k].kind == "ring" else to_end
+        return found
+
+    def moved(
+        step: int, k: int, way: int, goes: Flags, length: Ints | int
+    ) -> tuple[int, Ints, Ints, Ints, Ints]:
+        """Columns of a move: ranks send partial sums marked in `goes` to the next rank along dimension k.
+
+        A partial sum holds contributions of `length` consecutive ranks, the last of which is the source.
+        """
+        src, row = np.nonzero(goes)
+        size, stride = dims.sizes[k], dims.strides[k]
+        dst = src + ((digits[k][src] + way) % size - digits[k][src]) * stride
+        some = np.broadcast_to(length, len(chunk))[row]
+        pairs, inverse = np.unique(np.stack((src, some)), axis=1, return_inverse=True)
+        others = [j for j in range(len(dims)) if j != k and j not in done]
+        found = []
+        for rank, count in pairs.T.tolist():
+            in_row = np.zeros(size, bool)
+            in_row[(digits[k][rank] - way * np.arange(count)) % size] = True
+            adds = in_row[digits[k]] & (digits[others] == digits[others][:, [rank]]).all(axis=0)
+            found.append(sums.setdefault(tuple(np.flatnonzero(adds).tolist()), len(sums)))
+        return step, chunk[row], src, dst, np.array(found, np.int64)[inverse.ravel()]
+
+    def at(some: Iterable[int]) -> Flags:
+        """True if a rank has the digits of a chunk's target in dimensions `some`, (num_ranks, num_chunks)."""
+        some = list(some)
+        return np.asarray((digits[some][:, :, None] == target[some][:, None, :]).all(axis=0))
+
+    def away(k: int, way: int, hops: int) -> Flags:
+        """True if a rank is `hops` hops from a chunk's target in direction `way`, (num_ranks, num_chunks)."""
+        there = target[k] + way * hops
+        is_far = digits[k][:, None] == (there % dims.sizes[k] if dims.dims[k].kind == "ring" else there)
+        return np.asarray(is_far & (hops <= reach(k, way)))
+
+    for place, k in enumerate(along):
+        most = _steps(dims, k)
+        for way, hops in product((1, -1), range(most, 0, -1)):
+            goes = at(along[:place]) & away(k, -way, hops)
+            yield moved(first + most - hops, k, way, goes, reach(k, -way) - hops + 1)
+        first += most
+        done.add(k)
+    for k in (k for k in range(len(dims)) if k not in along):
+        for way, step in product((1, -1), range(_steps(dims, k))):
+            goes = at(along)
+            if dims.dims[k].kind == "ring":
+                goes &= step < reach(k, way)
+            else:  # a sum that starts at an end of the line collects every rank that it passes
+                goes &= (digits[k] == (step if way > 0 else dims.sizes[k] - 1 - step))[:, None]
+            yield moved(first + step, k, way, goes, step + 1)
+        first += _steps(dims, k)
+        done.add(k)
+    for place, k in reversed([*enumerate(along)]):
+        for way, hops in product((1, -1), range(_steps(dims, k))):
+            goes = at(along[:place]) & away(k, way, hops) & (hops < reach(k, way))
+            yield moved(first + hops, k, way, goes, dims.sizes[k])
+        first += _steps(dims, k)
+
+
+def _steps(dims: Dimensions, k: int) -> int:
+    """Number of steps along a dimension; on a ring half its size, as data go in both directions."""
+    return dims.sizes[k] // 2 if dims.dims[k].kind == "ring" else dims.sizes[k] - 1
