@@ -70,7 +70,7 @@ TABLE: dict[str, Baseline] = {
     "bucket": Baseline(bucket, place=6, grid_place=-2, build_s=0.12, finer_chunks="all"),
     "hierarchical": Baseline(hierarchical, place=2, build_s=0.45, finer_chunks="both"),
     "dimension-balanced": Baseline(dimension_balanced),
-    "pairwise": Baseline(pairwise, turn=-1, place=3, pairs_place=1, build_s=0.2),
+    "pairwise": Baseline(pairwise, turn=-1, place=3, pairs_place=1, build_s=0.1),
     "one-shot": Baseline(one_shot, turn=1, place=9, build_s=0.12, names_contributions=True),
     "multiplying": Baseline(
         multiplying,
@@ -112,7 +112,7 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
     - `whole`: Some baselines build several forms (variants) and keep the best. True for the time of all
       forms, False for that of the first one.
     """
-    per_link_s = 2e-5 * len(problem.topology.links)
+    per_link_s = 8e-6 * len(problem.topology.links)
     starting, ending = problem.collective.origin_sets.sizes, problem.collective.destination_sets.sizes
     num_phases = phases_of(problem)
     others = num_arrivals(problem) * num_phases
