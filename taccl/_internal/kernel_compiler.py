@@ -15,14 +15,22 @@ from types import BuiltinFunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options
+from numba.core import config
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.targetconfig import TargetConfig
 from numba.core.types.functions import BaseFunction
 
+from taccl._internal.kernel_context import KernelContext
+
 
 class KernelCompiler(Compiler):
     """Compiler of numba for a kernel."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.state.targetctx = KernelContext.like(self.state.targetctx)
 
     def compile_extra(self, function: Callable[..., Any]) -> Any:
         """Compile the function into a library of this class."""
@@ -51,6 +59,34 @@ class _KernelLibrary(JITCodeLibrary):
         """Link all functions that the kernel reaches, and generate machine code."""
         self._linking_libraries = _callers_first(self._linking_libraries)
         super().finalize()
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Add a function; the one that Python calls is not optimised, as it runs once per call."""
+        if ir_module.name.startswith("wrapper"):
+            for function in ir_module.functions:
+                if not function.is_declaration:
+                    function.attributes.add("noinline")
+                    function.attributes.add("optnone")
+        super().add_ir_module(ir_module)
+
+    def _optimize_final_module(self) -> None:
+        for function in self._final_module.functions:
+            if not function.is_declaration:
+                if function.linkage.name == "external":  # not inlined, as it reads what its caller writes
+                    function.add_function_attribute("noinline")
+                elif function.linkage.name == "linkonce_odr":
+                    function.linkage = "internal"
+        if not hasattr(self._codegen, "_pass_builder"):  # numba 0.61
+            super()._optimize_final_module()
+            return
+        cheap = {"opt": 0, "cost": "cheap", "loop_vectorize": False, "slp_vectorize": False}
+        passes, builder = self._codegen._module_pass_manager(**cheap)
+        passes.run(self._final_module, builder)
+        tuning = create_pipeline_tuning_options(int(config.OPT))  # type: ignore[attr-defined]
+        # These would double the code, and kernels run no faster, as most of their loops are short.
+        tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+        builder = create_pass_builder(self._codegen._tm, tuning)
+        builder.getModulePassManager().run(self._final_module, builder)
 
 
 class _InnerLibrary(JITCodeLibrary):

@@ -33,7 +33,7 @@ _PLAIN = (
 )
 
 #: Modules that decide how numba compiles.
-_COMPILING = ("kernels", "kernel_cache", "kernel_compiler")
+_COMPILING = ("kernels", "kernel_cache", "kernel_compiler", "kernel_context")
 
 #: Module, qualified name and fields of a named tuple.
 Layout: TypeAlias = tuple[str, str, tuple[str, ...]]

@@ -14,7 +14,14 @@ import numpy as np
 
 from taccl._internal.draws import draw_below
 from taccl._internal.kernels import compiled, inner
-from taccl.baselines.tree_times import arrivals, list_sends, order_sends, room_for_times, weigh
+from taccl.baselines.tree_times import (
+    arrivals,
+    finish_us,
+    list_sends,
+    order_sends,
+    room_for_times,
+    weigh,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -366,12 +373,6 @@ def _finish_us(
     return float(_smoothed(grid, count, sharp, clashes, weight))
 
 
-def sweep(grid: Grid, cores: Cores, shares: Shares, rules: Rules) -> bool:
-    """Give each share the cheapest trees found for it (`reassign`), with fresh storage."""
-    times = room_for_times(grid, cores, shares)
-    return reassign(grid, cores, shares, rules, times, room_for_trees(cores, shares, times))
-
-
 @compiled
 def reassign(grid: Grid, cores: Cores, shares: Shares, rules: Rules, times: Times, room: Room) -> bool:
     """Give each share in turn the cheapest trees found for it; false if there are too few steps.
@@ -440,3 +441,19 @@ def reassign(grid: Grid, cores: Cores, shares: Shares, rules: Rules, times: Time
                 list_sends(grid, cores, shares, i, times)
                 times.live[0] = 1 - times.live[0]
     return True
+
+
+class Sweeps:
+    """Sweeps over all shares, which change their trees; all sweeps use the same storage."""
+
+    def __init__(self, grid: Grid, cores: Cores, shares: Shares) -> None:
+        self._arrays, self._times = (grid, cores, shares), room_for_times(grid, cores, shares)
+        self._room = room_for_trees(cores, shares, self._times)
+
+    def run(self, rules: Rules) -> bool:
+        """Give each share the cheapest trees found for it; false if there are too few steps."""
+        return reassign(*self._arrays, rules, self._times, self._room)
+
+    def finish_us(self) -> float:
+        """Finish of all shares."""
+        return finish_us(*self._arrays, self._times)

@@ -21,8 +21,8 @@ from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
 from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.mesh_images import classes_of_links, distinct_images, images, links_of_ranks
-from taccl.baselines.tree_kernel import Rules, reassign, sweep
-from taccl.baselines.tree_times import Cores, Grid, Shares, finish_us, room_for_times
+from taccl.baselines.tree_kernel import Rules, Sweeps, reassign
+from taccl.baselines.tree_times import Cores, Grid, Shares
 from taccl.problem.making import make_problem
 from taccl.topology.fabrics import mesh
 from taccl.topology.recognise import grid_of
@@ -320,20 +320,21 @@ class _Mixes:
             np.zeros((2, num_classes, steps), bool),
             np.array([1], np.uint64),
         )
+        trees = self._sweeps(self.cores, shares)
         low, high = _SHARPNESS[0], _SHARPNESS[1 if sweeps == _BRIEF else 2]
         for each in range(sweeps):
             sharp = low * (high / low) ** (each / (sweeps - 1)) * steps / self.busy_us
             counts = each >= _FREE * sweeps
             if counts and closes:
                 fewer = shares.sends.argmin(axis=0) == np.arange(2)[:, None, None]
-                few_us = shares.sends.min(axis=0) * self._grid(shares).beta[:, None]
+                few_us = shares.sends.min(axis=0) * (self.beta[:, None] / number)
                 shares.closed[:] |= fewer & (few_us > 0) & (few_us < _CLASHES * self.alpha[:, None])
-            if not self._reassign(self.cores, shares, sharp, clashes=counts):
+            if not trees.run(Rules(sharp, counts, False, _TRIES, _OTHERS)):
                 self._found[key] = None
                 return None
             if until.has_passed:
                 break
-        found = _Found(self._finish_us(self.cores, shares), number, steps, shares, self.cores)
+        found = _Found(trees.finish_us(), number, steps, shares, self.cores)
         if not until.has_passed:
             self._found[key] = found
         return found
@@ -347,11 +348,12 @@ class _Mixes:
         if key in self._drifted:
             return self._drifted[key]
         shares, cores = _divided(start, parts)
+        trees = self._sweeps(cores, shares)
         low, high = _DRIFT_SHARPNESS
         for each in range(_DRIFTING):
             sharp = low * (high / low) ** (each / (_DRIFTING - 1)) * start.steps / self.busy_us
-            self._reassign(cores, shares, sharp, drifts=True)
-            finish = self._finish_us(cores, shares)
+            trees.run(Rules(sharp, False, True, _TRIES, _OTHERS))
+            finish = trees.finish_us()
             if until.has_passed or (each >= _HOPELESS * _DRIFTING and finish > _PAYS * best_us):
                 break
         found = _Found(finish, start.number, start.steps, shares, cores)
@@ -359,20 +361,9 @@ class _Mixes:
             self._drifted[key] = found
         return found
 
-    def _reassign(
-        self, cores: Cores, shares: Shares, sharp: float, *, clashes: bool = False, drifts: bool = False
-    ) -> bool:
-        """Run a sweep over all shares; false if there are too few steps."""
-        return sweep(self._grid(shares), cores, shares, Rules(sharp, clashes, drifts, _TRIES, _OTHERS))
-
-    def _finish_us(self, cores: Cores, shares: Shares) -> float:
-        """Finish of all shares."""
-        grid = self._grid(shares)
-        return finish_us(grid, cores, shares, room_for_times(grid, cores, shares))
-
-    def _grid(self, shares: Shares) -> Grid:
-        """Grid with the costs of one share: the beta of each link, divided by the number of shares."""
-        return Grid(self.near, self.kind, self.alpha, self.beta / len(shares.core))
+    def _sweeps(self, cores: Cores, shares: Shares) -> Sweeps:
+        """Sweeps over shares: the beta of each link is divided by their number."""
+        return Sweeps(Grid(self.near, self.kind, self.alpha, self.beta / len(shares.core)), cores, shares)
 
     def _mix(self, found: _Found) -> TreeMix:
         """Mix of the plans of all shares; equal plans are merged."""

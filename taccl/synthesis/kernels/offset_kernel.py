@@ -99,8 +99,8 @@ def spread_offsets(
     num_items: int,
     random: int,
     deadline: int,
-) -> OffsetTree:
-    """Build a tree that brings every item (chunk of one place) to every offset (place relative to it).
+) -> tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int16], NDArray[np.int64]]:
+    """Fields of an `OffsetTree` that brings every item (chunk of one place) to every offset.
 
     - `steps`, (num_places, num_classes) int32: Offset to which the link of a class leads from each offset.
     - `first_in`, (num_classes, num_places) int32, or no columns: Component of each offset under faster
@@ -175,7 +175,7 @@ def spread_offsets(
                 for other in range(num_classes):
                     entered[other, base + first_in[other, found - base]] = True
         if sent == num_items * (num_places - 1):
-            return OffsetTree(finish, sequence, parent, taken, start)
+            return finish, sequence, parent, taken, start
         # Find the next event: an arrival, or the time at which a class with further items to send is free.
         later = -1
         for g in range(num_classes):
@@ -188,7 +188,7 @@ def spread_offsets(
                 if at > time and (later < 0 or at < later):
                     later = at
         if later < 0:
-            return OffsetTree(-1, sequence, parent, taken, start)
+            return -1, sequence, parent, taken, start
         time = later
         for g in range(num_classes):
             while head[g] >= 0 and start[head[g]] + classes.latency[g] == time:

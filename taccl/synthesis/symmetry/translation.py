@@ -138,7 +138,7 @@ def _tree(
     best: OffsetTree | None = None
     for kind, order in runs:
         deadline = _NO_DEADLINE if best is None else best.finish - 1
-        found = spread_offsets(make_link_classes(ticks), steps, kind, pieces, order, deadline)
+        found = OffsetTree(*spread_offsets(make_link_classes(ticks), steps, kind, pieces, order, deadline))
         best = found if found.finish >= 0 else best
         if best is found and best.finish <= goal:
             break
