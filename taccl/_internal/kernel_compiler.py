@@ -181,7 +181,7 @@ def _remembering(find: Callable[..., Any]) -> Callable[..., Any]:
         if key in signatures:
             return signatures[key]
         signature = find(function, context, args, kws)
-        if function._impl_keys.get(signature.args) is operator:  # else compiled with the options of the caller
+        if function._impl_keys.get(signature.args) is operator:  # else it depends on options
             signatures[key] = signature
         return signature
 
