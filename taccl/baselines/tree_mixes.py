@@ -78,7 +78,7 @@ _MOST_WORK, _LAST_WORK = 8_000_000, 1_100_000
 #: `_OTHERS`: a share tries its own core, and each other core with probability 1 / `_OTHERS`.
 _TRIES, _OTHERS = 40, 20
 #: CPU seconds to compile the kernel, if that was not done before.
-_COMPILE_S = 8.0
+_COMPILE_S = 4.0
 
 
 class TreeMix(NamedTuple):
