@@ -84,7 +84,7 @@ class _KernelLibrary(JITCodeLibrary):
         passes.run(self._final_module, builder)
         tuning = create_pipeline_tuning_options(int(config.OPT))  # type: ignore[attr-defined]
         # These would double the code, and kernels run no faster, as most of their loops are short.
-        tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+        tuning.loop_vectorization = tuning.slp_vectorization = False
         builder = create_pass_builder(self._codegen._tm, tuning)
         builder.getModulePassManager().run(self._final_module, builder)
 
