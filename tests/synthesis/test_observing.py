@@ -226,17 +226,24 @@ def test_proposers_without_time_left_are_a_row():
     assert not search.stages
 
 
-def test_a_step_that_kernels_decide_is_a_row(monkeypatch):
-    """Early ruin and recreate is skipped without compiled kernels."""
-    monkeypatch.setattr(ruin, "are_kept", lambda problem: False)
-    own = [turn for turn in stages.STAGES["auto"] if turn.proposer.name == "ruin and recreate"]
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_steps_that_kernels_decide_are_rows(monkeypatch, is_kept):
+    """The list scheduler over any path is skipped with compiled kernels, early ruin and recreate without."""
+    for module in (ruin, stages):
+        monkeypatch.setattr(module, "are_kept", lambda problem: is_kept)
+    named = ("list scheduler over any path", "ruin and recreate")
+    idle = {name: OwnProposer(name, lambda search: None) for name in named}
+    own = [turn for turn in stages.STAGES["auto"] if turn.proposer.name in named]
+    turns = [replace(turn, proposer=idle[turn.proposer.name]) for turn in own]
     search = Search(problem_of("alltoall"), Options(), Deadline.after(100), kept_s=10.0)
     search.offer_whole(taccl.baselines.pairwise(search.problem), producer="pairwise")
     for _ in range(2):  # the same reason is one row
-        run(search, own)
+        run(search, turns)
     (row,) = search.stages
-    assert (row.name, row.status) == ("ruin and recreate", "skipped")
-    assert row.message == "its kernels are not compiled yet"
+    expected = (named[0], "the compiled list scheduler may use any path")
+    if not is_kept:
+        expected = (named[1], "its kernels are not compiled yet")
+    assert (row.name, row.message, row.status) == (*expected, "skipped")
 
 
 @pytest.mark.parametrize(("is_kept", "verb"), [(False, "compiled"), (True, "loaded")])

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
+from fractions import Fraction
 from functools import partial
 
 from taccl._internal.deadline import NEVER, OutOfTime, busy_factor
@@ -53,6 +55,8 @@ _IN_PHASE = {"": "", "reduce": " in the reduce phase", "broadcast": " in the bro
 _LEAST_RESTARTS_S = 0.2
 #: Relative noise on the list scheduler's priorities, one value per run in rotation.
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
+#: Max hops for which the list scheduler also tries paths of any length (about 60 ms per run).
+_DETOUR_HOPS = 10_000
 #: `_COMPILED_SHARE`: share of a portfolio turn's time for the compiled list scheduler.
 #: `_MOST_JOINT_S`: max seconds of the joint job shop.
 _COMPILED_SHARE, _MOST_JOINT_S = 0.1, 5.0
@@ -75,6 +79,31 @@ def _alone(search: Search) -> None:
 
 def _compiled(search: Search, *, share: float) -> None:
     offer_compiled(search, budget_s=share * search.turn_s)
+
+
+def _detour(search: Search) -> None:
+    """Run the list scheduler with a routing slack so large that chunks may take paths of any length.
+
+    It runs only for exchanges, in which each chunk has one destination.
+    """
+    problem, scheduling = search.problem, search.parameters.list
+    free = problem.with_clauses(routing_slack=Fraction(problem.topology.num_ranks))
+    part = search.part(free, "any path: ", search.deadline, bound=search.bound, gives_up=True)
+    with suppress(OutOfTime):
+        greedy(part, budget_s=min(scheduling.most_s, scheduling.share * search.limit_s))
+    if part.best is not None:
+        search.offer_whole(part.best.under(problem), producer="list scheduler, over any path")
+
+
+def _may_detour(search: Search) -> bool:
+    """True for an exchange of few hops."""
+    ends = search.problem.collective.destination_sets.sets
+    return all(len(ranks) == 1 for ranks in ends) and effort(search.problem) <= _DETOUR_HOPS
+
+
+def _detours_compiled(search: Search) -> str:
+    """Reason to skip `_detour` if kernels are compiled; empty otherwise."""
+    return "the compiled list scheduler may use any path" if are_kept(search.problem) else ""
 
 
 def _joint(search: Search) -> None:
@@ -237,16 +266,20 @@ _LIST, _LIST_ALONE = (OwnProposer("list scheduler", each) for each in (_first, _
 _COMPILED, _COMPILED_ALONE = (
     OwnProposer(COMPILED, partial(_compiled, share=share)) for share in (_COMPILED_SHARE, 1.0)
 )
+_ANY_PATH = Turn(
+    OwnProposer("list scheduler over any path", _detour), _may_detour, _detours_compiled, improves=True
+)
 #: Stages of each backend, in order; other backends are solvers that work alone (`ONE_SOLVER`).
 STAGES: dict[str, tuple[Turn, ...]] = {
     "auto": (
         Turn(_LIST),
         Turn(_COMPILED, why_not=too_short, improves=True),
+        _ANY_PATH,
         Turn(OwnProposer("joint job shop", _joint), improves=True),
         Turn(OwnProposer("ruin and recreate", ruin_early), _may_ruin_early, is_cold, improves=True),
         Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
     ),
-    "greedy": (Turn(_LIST_ALONE), Turn(_COMPILED_ALONE, why_not=too_short, improves=True)),
+    "greedy": (Turn(_LIST_ALONE), Turn(_COMPILED_ALONE, why_not=too_short, improves=True), _ANY_PATH),
 }
 #: Part of `Result.choice` if HiGHS ran in place of the named solver, perhaps only in some phases or parts.
 REPLACED = "replaced by highs where the licence does not admit the model"
