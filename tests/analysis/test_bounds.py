@@ -319,6 +319,7 @@ def test_a_budget_bounds_the_search_on_small_problems_too(monkeypatch):
         return iter(())
 
     monkeypatch.setattr(bounds, "ALL_CHUNKINGS", [noting] * 4)
+    monkeypatch.setattr(bounds, "busy_factor", lambda: 1.0)
     for limits, most_s in (
         ({"budget_s": 0.0}, 1.5),
         ({"budget_s": 0.0, "limit_s": 9.0}, 9),
