@@ -25,7 +25,7 @@ from taccl.baselines.spread import (
     fastest,
     fastest_form,
     held_at_start,
-    keep_soonest,
+    in_reversed_time,
     may_merge,
     merging,
     require_no_derivations,
@@ -35,7 +35,7 @@ from taccl.baselines.spread import (
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.collectives import make
 from taccl.problem.costs import ranks_differ
-from taccl.schedule.combine import back_in_time, reduce_phase, reverse
+from taccl.schedule.combine import back_in_time, reduce_phase
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, ticks_of
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
@@ -243,7 +243,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         forms, num_chunks = [], finer.collective.num_chunks
         copies = reduce_phase(finer) if finer.collective.combining else finer
         if copies is not finer and is_reversed and num_chunks > problem.collective.num_chunks:
-            return reverse(at_once(copies), finer)
+            return in_reversed_time(finer, at_once)
         if 2 * num_holders > num_ranks or num_chunks <= num_ranks:
             forms.append(("hierarchical (chunk by chunk)", run(finer, _chunk_by_chunk)))
         if scatters:
@@ -267,13 +267,14 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         parts = max(2, likely // 4)  # estimates are too high where links between nodes share no NIC
     found = cut_while_it_pays(
         opened,
-        lambda finer: keep_soonest(problem, at_once(finer)),
+        at_once,
         name="hierarchical",
         cut=cut,
         parts=parts,
         likely=likely,
         pays=_PAYS,
         most_transfers=most,
+        asked=problem,
     )
     whole = cut_while_it_pays(problem, in_turn, name="two levels", cut=False)
     if busy_by_bytes_us(problem, whole.chunk, whole.link).max(initial=0) >= found.finish_us:

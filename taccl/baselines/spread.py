@@ -90,17 +90,28 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists:
     - `forms`: (producer, sends) of each form.
     - `lists`: True to time each form by list scheduling, too (`timed`).
     """
-    forms, collective, complete = list(forms), problem.collective, complete_so_far(problem)
+    forms, collective = list(forms), problem.collective
     is_named = any(sends.carries is not None for _, sends in forms)
     if is_named or not (collective.combining and collective.stays_at_roots) or ranks_differ(problem.topology):
         return _fastest_form(problem, forms, lists=lists)
+    backwards = [(name, each.reversed()) for name, each in forms]
+    return in_reversed_time(problem, lambda copies: _fastest_form(copies, backwards, lists=lists))
+
+
+def in_reversed_time(problem: Problem, make: Callable[[Problem], Schedule]) -> Schedule:
+    """Schedule of a reduction: the one that `make` returns for its copies, in reversed time."""
     copies, found = reduce_phase(problem), []
     complete_so_far(copies).clear()
     try:
-        found.append(_fastest_form(copies, [(name, each.reversed()) for name, each in forms], lists=lists))
-    finally:  # if time is up, the best complete form counts
-        complete.extend(reverse(each, problem) for each in (found or complete_so_far(copies))[-1:])
-    return complete[-1]
+        found.append(make(copies))
+    finally:  # if time is up, the best complete schedule counts
+        _keep_reversed(found or complete_so_far(copies), problem)
+    return complete_so_far(problem)[-1]
+
+
+def _keep_reversed(copies: Sequence[Schedule], problem: Problem) -> None:
+    """Add the last schedule, in reversed time, to `complete_so_far`; time limits do not interrupt this."""
+    complete_so_far(problem).extend(reverse(each, problem) for each in copies[-1:])
 
 
 def _fastest_form(problem: Problem, forms: Sequence[tuple[str, Sends]], *, lists: bool) -> Schedule:
@@ -158,6 +169,7 @@ def cut_while_it_pays(
     merges: bool = False,
     most_transfers: int = MANY_CUT,
     likely: int = 1,
+    asked: Problem | None = None,
 ) -> Schedule:
     """Schedule of a problem without its sketch, in finer and finer chunks while that shortens it enough.
 
@@ -168,7 +180,8 @@ def cut_while_it_pays(
     - `pays`: Finer chunks are kept if they finish within this share of the time of coarser ones.
     - `merges`: True to also try each message of the algorithm as one send, if sends may merge.
     - `most_transfers`: Max transfers of a schedule in finer chunks.
-    - `likely`: Number of parts that probably is the best, and is tried first; 1 if unknown.
+    - `likely`: Number of parts that probably is the best, tried right after `parts`; 1 if unknown.
+    - `asked`: Problem whose earliest schedule is kept (`keep_soonest`), if links of `problem` merge instead.
     """
     if not problem.collective.num_chunks:  # without chunks there are no sends
         return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)
@@ -180,10 +193,10 @@ def cut_while_it_pays(
         complete = complete_so_far(finer)
         complete.clear()
         try:
-            return keep_soonest(problem, make(finer))
+            return keep_soonest(asked or problem, make(finer))
         finally:  # an interrupted algorithm may have completed a form
             for each in complete[-1:]:
-                keep_soonest(problem, each)
+                keep_soonest(asked or problem, each)
 
     if not (merges and cut and may_merge(problem)):
         return cut_in(problem, kept, cut=cut)
@@ -256,7 +269,11 @@ def _cut_while_it_pays(
         parts = 2 * best.problem.collective.num_chunks // problem.collective.num_chunks
         most *= 2 * best.num_transfers <= most_transfers
     elif cut and parts <= likely <= most:
-        first[likely] = finer[name] = make(cut_chunks(problem, likely))
+        for number in dict.fromkeys(
+            (parts, likely)
+        ):  # the coarser chunks take less time, and come again below
+            first[number] = make(cut_chunks(problem, number))
+            finer[name] = fastest(first.values())
     elif cut:  # coarser chunks come first, so that some are complete if time ends
         for coarser in _coarser(parts, best.num_transfers):
             with suppress(CollectiveError):

@@ -14,7 +14,9 @@ from taccl.baselines.spread import (
     complete_so_far,
     cut_chunks,
     cut_while_it_pays,
+    in_reversed_time,
     keep_soonest,
+    merging,
     soonest_so_far,
     without_sketch,
 )
@@ -248,8 +250,8 @@ def test_coarser_chunks_come_before_a_long_first_cut(monkeypatch):
     assert counts[:4] == [1, 4, 16, 64]
 
 
-def test_the_likely_number_of_parts_comes_first_and_is_made_once():
-    """The number of parts with the best estimate is tried first; other numbers are then tried in order."""
+def test_the_likely_number_of_parts_follows_the_first_one_and_is_made_once():
+    """After the first number of parts, the one with the best estimate is tried, then others in order."""
     problem, counts = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6), []
 
     def made(finer):
@@ -257,8 +259,25 @@ def test_the_likely_number_of_parts_comes_first_and_is_made_once():
         return BASELINES["tree"](finer, cut=False)
 
     found = cut_while_it_pays(problem, made, name="tree", cut=True, parts=8, likely=32, most_transfers=100)
-    assert counts == [1, 32, 8, 16]
+    assert counts == [1, 8, 32, 16]
     assert found.problem.collective.num_chunks == 8
+
+
+def test_a_reduction_counts_if_time_ends_among_its_copies():
+    """If time is up before all forms of the copies are timed, the last complete one is reversed and kept."""
+    asked = make_problem(fabrics.ring(4), "reduce", size_bytes=10**6)
+
+    def made(finer):
+        def copied(copies):
+            complete_so_far(copies).append(BASELINES["tree"](copies, cut=False))
+            raise OutOfTime("time")
+
+        return in_reversed_time(finer, copied)
+
+    with pytest.raises(OutOfTime):
+        cut_while_it_pays(merging(asked), made, name="tree", cut=True, asked=asked)
+    (kept,) = soonest_so_far(asked)
+    assert verify(kept).ok and kept.problem.collective.combining
 
 
 def test_a_form_in_finer_chunks_counts_if_time_ends_before_the_next_one():
