@@ -36,6 +36,8 @@ _LANDMARKS = 8
 _MOST_PROVEN = 3
 #: Max ranks for which the Fiedler vector is computed.
 _MOST_OF_VECTOR = 5_000
+#: `_VECTOR_S`: seconds for the Fiedler vector of more than `_FEW_RANKS` ranks, for which SciPy is imported.
+_VECTOR_S, _FEW_RANKS = 0.3, 200
 #: Max size of the arrays by which cuts are evaluated together: cuts times link holds, or times chunk kinds.
 _MOST_CELLS = 2_000_000
 #: Max number of sets of ranks behind shared resources (`behind_shared`) that `node_cut` evaluates.
@@ -111,7 +113,7 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
     They are the ranks at or below a level of one of `_functions`, and the ranks above it.
     """
     tried: set[bytes] = set()
-    for values in _functions(volume):
+    for values in _functions(volume, deadline):
         if time.monotonic() > deadline:
             return
         ordered = np.sort(values)
@@ -132,11 +134,15 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
                     yield side
 
 
-def _functions(volume: Volume) -> Iterator[Floats]:
-    """Yield functions of the ranks, (num_ranks,) float64, whose level sets are the cuts."""
+def _functions(volume: Volume, deadline: float = math.inf) -> Iterator[Floats]:
+    """Yield functions of the ranks, (num_ranks,) float64, whose level sets are the cuts.
+
+    The Fiedler vector is left out if the time until the deadline is too short for it.
+    """
     yield from _coordinates(volume.problem.topology.num_ranks)
     graph = _Graph(volume)
-    yield from graph.eigenvector()
+    if graph.num_ranks <= _FEW_RANKS or deadline - time.monotonic() > _VECTOR_S:
+        yield from graph.eigenvector()
     distances = list(graph.distances())
     yield from (a - b for a, b in itertools.combinations(distances, 2))
     yield from distances
