@@ -28,7 +28,7 @@ _NO_INTERRUPT_S = 0.01
 _NO_INTERRUPT = ("importlib.", "numba.", "llvmlite.", "subprocess")
 #: {module: functions} that must not be interrupted.
 _NO_INTERRUPT_IN = {
-    "taccl.baselines.spread": frozenset({"_keep_reversed"}),
+    "taccl.baselines.forms": frozenset({"_keep_reversed"}),
     "taccl._internal.interrupts": frozenset({"begin", "end", "start"}),
     "taccl._internal.kernels": frozenset({"_prepare"}),
     "taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"}),

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.units import format_about
+from taccl.baselines.forms import fastest
 from taccl.baselines.passages import ChunkPassage, Pace, PassagePlan, plan_along
-from taccl.baselines.spread import fastest
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.costs import Costs, hold_columns
 from taccl.problem.problem import Problem

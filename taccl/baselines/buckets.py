@@ -11,13 +11,12 @@ from operator import itemgetter
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl.baselines.forms import fastest, fastest_form
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.baselines.spread import (
     cut_chunks,
     cut_while_it_pays,
-    fastest,
-    fastest_form,
     held_at_start,
     keep_soonest,
     may_merge,

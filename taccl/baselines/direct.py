@@ -14,12 +14,12 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl.baselines.edge_colouring import turns_of
+from taccl.baselines.forms import fastest
 from taccl.baselines.moves import Sends, check_least, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     busy_by_bytes_us,
     cut_while_it_pays,
-    fastest,
     require_no_derivations,
     run,
     starts_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.units import parse_size
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
+from taccl.baselines.forms import fastest, fastest_form, fastest_in_turn, in_reversed_time
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
 from taccl.baselines.rails import MOST_RAILED, SHAPES, best_cut, by_rails, likely_forms
@@ -22,10 +23,7 @@ from taccl.baselines.spread import (
     busy_by_bytes_us,
     cut_chunks,
     cut_while_it_pays,
-    fastest,
-    fastest_form,
     held_at_start,
-    in_reversed_time,
     may_merge,
     merging,
     require_no_derivations,
@@ -250,13 +248,14 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
             back = _chunk_by_chunk(back_in_time(finer)).reversed()
             back = back._replace(adds=np.zeros(len(back.adds), bool))
             forms.append(("hierarchical (chunk by chunk, in reversed time)", back))
-        if has_rails:
-            forms += [
-                (f"hierarchical ({shape} of nodes)", run(finer, partial(by_rails, over=shape, group=group)))
-                for shape, group in (likely_forms(copies) if reach_all else product(SHAPES, (1,)))
-            ]
-        is_long = has_rails and num_chunks * num_ranks > _MOST_LISTED  # `by_rails` keeps a good order
-        return fastest_form(finer, forms, lists=not is_long)
+        rails = (
+            (f"hierarchical ({shape} of nodes)", run(finer, partial(by_rails, over=shape, group=group)))
+            for shape, group in (likely_forms(copies) if reach_all else product(SHAPES, (1,)))
+            if has_rails
+        )
+        if has_rails and num_chunks * num_ranks > _MOST_LISTED:  # `by_rails` keeps a good order
+            return fastest_in_turn(finer, chain(rails, forms))
+        return fastest_form(finer, (*forms, *rails), lists=True)
 
     has_rails, opened, most = 0 < num_holders < num_ranks, problem, 2 * MANY_CUT
     parts, likely = 2, 1

@@ -13,6 +13,7 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.deadline import NEVER
+from taccl.baselines.forms import complete_so_far, fastest, timed
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_batches import in_batches, places_of
 from taccl.baselines.multiplying_mixes import (
@@ -26,9 +27,7 @@ from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, 
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
 from taccl.baselines.spread import (
-    complete_so_far,
     cut_while_it_pays,
-    fastest,
     finest,
     held_at_start,
     keep_soonest,
@@ -36,7 +35,6 @@ from taccl.baselines.spread import (
     require_no_derivations,
     run,
     sums_everywhere,
-    timed,
     without_sketch,
 )
 from taccl.errors import CollectiveError

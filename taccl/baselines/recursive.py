@@ -15,10 +15,10 @@ from operator import itemgetter
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl.baselines.forms import fastest_form
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.baselines.spread import (
     cut_while_it_pays,
-    fastest_form,
     held_at_start,
     or_whole_sums,
     require_no_derivations,

@@ -1,4 +1,4 @@
-"""Common steps of baselines: reductions from broadcasts, the fastest of several forms, and finer chunks."""
+"""Common steps of baselines: reductions from broadcasts, and finer chunks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.units import format_count
+from taccl.baselines.forms import complete_so_far, fastest
 from taccl.errors import CollectiveError
-from taccl.problem.costs import hold_columns, hold_costs_us, ranks_differ
+from taccl.problem.costs import hold_columns, hold_costs_us
 from taccl.problem.making import make_problem
-from taccl.schedule.combine import broadcast_phase, reduce_phase, reverse
-from taccl.schedule.listing import listed
+from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,90 +72,6 @@ def run(
     if problem.collective.stays_at_roots:
         return reduced
     return reduced.then(spread(broadcast_phase(problem)))
-
-
-def fastest(schedules: Iterable[Schedule]) -> Schedule:
-    """Schedule with the earliest finish; the first of equal ones."""
-    return min(schedules, key=lambda schedule: schedule.finish)
-
-
-def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists: bool = False) -> Schedule:
-    """Schedule of the form (variant of an algorithm) with the earliest finish; the first of equal ones.
-
-    A form is not timed if its busiest resource is held for longer than the best schedule so far takes. All
-    forms are timed in order before the first one is timed by list scheduling, which takes ten times as long.
-
-    Reductions to one rank each are timed as copies in reversed time, and only the earliest is reversed.
-
-    - `forms`: (producer, sends) of each form.
-    - `lists`: True to time each form by list scheduling, too (`timed`).
-    """
-    forms, collective = list(forms), problem.collective
-    is_named = any(sends.carries is not None for _, sends in forms)
-    if is_named or not (collective.combining and collective.stays_at_roots) or ranks_differ(problem.topology):
-        return _fastest_form(problem, forms, lists=lists)
-    backwards = [(name, each.reversed()) for name, each in forms]
-    return in_reversed_time(problem, lambda copies: _fastest_form(copies, backwards, lists=lists))
-
-
-def in_reversed_time(problem: Problem, make: Callable[[Problem], Schedule]) -> Schedule:
-    """Schedule of a reduction: the one that `make` returns for its copies, in reversed time."""
-    copies, found = reduce_phase(problem), []
-    complete_so_far(copies).clear()
-    try:
-        found.append(make(copies))
-    finally:  # if time is up, the best complete schedule counts
-        _keep_reversed(found or complete_so_far(copies), problem)
-    return complete_so_far(problem)[-1]
-
-
-def _keep_reversed(copies: Sequence[Schedule], problem: Problem) -> None:
-    """Add the last schedule, in reversed time, to `complete_so_far`; time limits do not interrupt this."""
-    complete_so_far(problem).extend(reverse(each, problem) for each in copies[-1:])
-
-
-def _fastest_form(problem: Problem, forms: Sequence[tuple[str, Sends]], *, lists: bool) -> Schedule:
-    """Schedule of the form with the earliest finish; each is timed as `timed` does."""
-    ranked = sorted((sends.busy_ticks(problem), i, name, sends) for i, (name, sends) in enumerate(forms))
-    complete = complete_so_far(problem)
-    best, place = None, 0
-    rest = [
-        (least, i, timed(problem, sends, name, least=least if lists else None))
-        for least, i, name, sends in ranked
-    ]
-    while rest:
-        left, rest = rest, []
-        for least, i, times in left:
-            if best is not None and (least, i) >= (best.finish_ticks, place):
-                continue
-            found = next(times, None)
-            if found is None:
-                continue
-            rest.append((least, i, times))
-            if best is None or (found.finish_ticks, i) < (best.finish_ticks, place):
-                best, place = found, i
-                complete.append(best)
-    assert best is not None, "there is a form"
-    return best
-
-
-def timed(problem: Problem, sends: Sends, producer: str, *, least: int | None) -> Iterator[Schedule]:
-    """Yield a schedule of sends in their order; if it exceeds `least` ticks, also one by list scheduling.
-
-    The list scheduler starts the send with the longest remaining path first. It is not used if `least` is
-    None. Reductions to one rank each are timed as copies in reversed time, and finish no later than these.
-    If the costs of links differ between ranks or directions, they are timed in order, too.
-    """
-    if sends.carries is None and problem.collective.combining and problem.collective.stays_at_roots:
-        for each in timed(reduce_phase(problem), sends.reversed(), producer, least=least):
-            yield reverse(each, problem)
-        if not ranks_differ(problem.topology):
-            return
-    found = sends.schedule(problem, producer=producer)
-    yield found
-    if least is not None and found.finish_ticks > least:
-        with suppress(ValueError):  # raised if ranks that exchange sums wait for each other
-            yield listed(found, longest_first=True)
 
 
 def cut_while_it_pays(
@@ -335,12 +251,6 @@ def merging(problem: Problem) -> Problem:
     note = f"a send may merge any number of chunks, on {format_count(len(links), 'link')}"
     notes = (*(each for each in problem.notes if not each.startswith("a send may merge")), note)
     return replace(problem.with_clauses(merging=links, max_merge=most), notes=notes)
-
-
-@cached
-def complete_so_far(problem: Problem) -> list[Schedule]:
-    """Complete schedules that a baseline has made so far, the best last; an interruption leaves them here."""
-    return []
 
 
 def built_within(

@@ -12,8 +12,8 @@ from taccl._internal.names import in_runs
 from taccl._internal.units import format_size
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import best
+from taccl.baselines.forms import fastest
 from taccl.baselines.multiplying import Estimated
-from taccl.baselines.spread import fastest
 from taccl.errors import CollectiveError
 from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine

@@ -8,13 +8,13 @@ from taccl import collectives
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, best, buckets, spread
+from taccl.baselines import forms as forms_module
 from taccl.baselines.direct import least_one_shot_us
+from taccl.baselines.forms import complete_so_far, fastest_in_turn, in_reversed_time
 from taccl.baselines.moves import Sends
 from taccl.baselines.spread import (
-    complete_so_far,
     cut_chunks,
     cut_while_it_pays,
-    in_reversed_time,
     keep_soonest,
     merging,
     soonest_so_far,
@@ -99,7 +99,7 @@ def test_finer_chunks_are_not_built_unmerged_if_latencies_alone_take_longer(monk
 
     def noted(problem, forms):
         built.append((bool(problem.clauses.merging), problem.collective.num_chunks))
-        return spread.fastest_form(problem, forms)
+        return forms_module.fastest_form(problem, forms)
 
     monkeypatch.setattr(buckets, "fastest_form", noted)
     torus = fabrics.torus(4, 4)
@@ -306,7 +306,19 @@ def test_all_forms_are_timed_in_order_before_one_is_timed_by_list_scheduling(mon
             steps.append((producer, how))
             yield sends.schedule(problem, producer=producer)
 
-    monkeypatch.setattr(spread, "timed", times)
+    monkeypatch.setattr(forms_module, "timed", times)
     monkeypatch.setattr(Sends, "busy_ticks", lambda *_: 0)  # each form may be the earliest
-    spread.fastest_form(problem, [("a", sends), ("b", sends)], lists=True)
+    forms_module.fastest_form(problem, [("a", sends), ("b", sends)], lists=True)
     assert steps == [("a", "in order"), ("b", "in order"), ("a", "listed"), ("b", "listed")]
+
+
+def test_a_form_is_complete_before_the_next_one_is_built():
+    """Forms in the order of their estimates are built in turn, so that the first one counts if time ends."""
+    problem = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6)
+
+    def in_order():
+        yield "a", Sends.of(BASELINES["tree"](problem, cut=False))
+        assert [each.producer for each in complete_so_far(problem)] == ["a"]
+        yield "b", Sends.of(BASELINES["ring"](problem, cut=False))
+
+    assert fastest_in_turn(problem, in_order()) is complete_so_far(problem)[-1]
