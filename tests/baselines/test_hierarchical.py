@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.baselines import hierarchical, spread
+from taccl.baselines import forms, hierarchical, spread
 from taccl.baselines.rails import _over_stars, _plan, best_cut, by_rails, estimated_us
 from taccl.baselines.spread import merging, run
 from taccl.errors import CollectiveError
@@ -74,7 +74,7 @@ def test_what_was_cut_before_an_interrupt_is_found_under_its_name(monkeypatch):
     problem = taccl.make_problem(taccl.topologies.dgx_a100(2), "allgather", size_bytes=16 * 10**6)
     made = spread.listed
     calls = iter([made, made])
-    monkeypatch.setattr(spread, "listed", lambda *given, **named: next(calls)(*given, **named))
+    monkeypatch.setattr(forms, "listed", lambda *given, **named: next(calls)(*given, **named))
     with pytest.raises(RuntimeError):
         hierarchical(problem)
     assert spread.finest(problem)["hierarchical"].problem.collective.chunks_per_rank == 2

@@ -13,7 +13,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl._internal.deadline import NEVER, Deadline
-from taccl.baselines import multiplying, multiplying_annealing, one_shot, recursive, spread
+from taccl.baselines import forms, multiplying, multiplying_annealing, one_shot, recursive, spread
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_annealing import Annealing
 from taccl.baselines.multiplying_mix_times import MixTimes
@@ -285,7 +285,7 @@ def test_other_collectives_are_refused():
 
 def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
     """If ports are never idle, list scheduling is not tried, as it could not improve the order of sends."""
-    monkeypatch.setattr(spread, "listed", lambda *_, **__: pytest.fail("listed"))
+    monkeypatch.setattr(forms, "listed", lambda *_, **__: pytest.fail("listed"))
     problem = make_problem(fabrics.star(2), collectives.alltoall(2), chunk_bytes=10**6)
     assert multiplying(problem, cut=False).num_transfers == 2
 

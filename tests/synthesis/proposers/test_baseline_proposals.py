@@ -386,7 +386,7 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
         raise OutOfTime("time")
 
     problem = taccl.make_problem(taccl.topologies.dgx1(1), "allreduce", size_bytes=10**6, chunks_per_rank=1)
-    monkeypatch.setattr(import_module("taccl.baselines.spread"), "listed", ends)
+    monkeypatch.setattr(import_module("taccl.baselines.forms"), "listed", ends)
     monkeypatch.setattr(baseline_proposals, "build_times", lambda *_, **__: {"multiplying": 0.0})
     search = Search(problem, Options(), NEVER)
     baseline_proposals.offer_first(search)
