@@ -72,7 +72,7 @@ def test_what_was_cut_before_an_interrupt_is_found_under_its_name(monkeypatch):
     """A schedule in finer chunks that was built before an interrupt is cached for the search, under the
     baseline's name."""
     problem = taccl.make_problem(taccl.topologies.dgx_a100(2), "allgather", size_bytes=16 * 10**6)
-    made = spread.listed
+    made = forms.listed
     calls = iter([made, made])
     monkeypatch.setattr(forms, "listed", lambda *given, **named: next(calls)(*given, **named))
     with pytest.raises(RuntimeError):
