@@ -52,7 +52,7 @@ from taccl.topology.recognise import grid_of
 _CUT_SHARE = 0.25
 #: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
 #: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search.
-_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.2
+_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
