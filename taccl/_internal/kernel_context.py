@@ -85,7 +85,7 @@ class _Reference(PrimitiveModel):
 
 @cache
 def _models() -> Any:
-    """How data are represented in kernels."""
+    """Data models of numba for kernels: named tuples are pointers."""
     models = DataModelManager().chain(default_manager)
     models.register(types.NamedTuple, _Reference)
     models.register(types.NamedUniTuple, _Reference)

@@ -227,7 +227,7 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
         reported: set[int] = set()
         for place in sorted(former):  # type: ignore[type-var]
             last, since = former[place]
-            # Of an event that writes a place and reads it, the write counts.
+            # An event that writes and reads a place counts as a write.
             for other, is_writer in (dict.fromkeys(since, False) | dict.fromkeys(last, True)).items():
                 bit = bit_of[other]
                 if other in reported or all(known[number] >> bit & 1 for number in numbers):

@@ -136,7 +136,7 @@ class NamedSums:
         are_made = np.add.reduceat(sizes[part], first) == sizes[target]
         for word in words.T:
             are_made &= np.bitwise_or.reduceat(word[part], first) == word[target]
-        # Of parts that overlap, the largest ones are taken, as long as they are disjoint.
+        # If parts overlap, take the largest disjoint ones.
         rest, order = words[target], np.lexsort((-sizes[part], query))
         left, last = np.flatnonzero(~are_made), np.append(first[1:], len(part))
         while len(left):
