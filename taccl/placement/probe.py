@@ -97,6 +97,8 @@ PortUse = Literal["shared", "none"]
 REPEATS = ("latency_repeats_us", "bandwidth_repeats_gb_per_s")
 #: Ratio of the two directions of a pair above which a figure is rejected as a mistake.
 MAX_ASYMMETRY = 3.0
+#: {matrix: largest entry}. A topology's betas, rounded to 0.001 us per MB, cannot represent faster rates.
+_MOST = {"latency_us": 1e9, "bandwidth_gb_per_s": 1e6}
 _GPU = re.compile(r"(GPU|CUDA|Device)[ :_-]?\d+", re.IGNORECASE)
 
 
@@ -130,8 +132,9 @@ class Probe:
     Raises
     ------
     InputError
-        If a matrix is not square, lacks an entry, has an entry that is not positive, or has two directions of
-        a pair that differ by more than a factor of 3. The message names row and column.
+        If a matrix is not square, lacks an entry, has an entry that is not positive or beyond 1e6 GB/s or
+        1e9 us, or has two directions of a pair that differ by more than a factor of 3. The message names row
+        and column.
     """
 
     hosts: tuple[str, ...]
@@ -196,7 +199,7 @@ class Probe:
         for wrong, what in (
             (hole, "expected a number for every pair; measure it, or give a probe that is sampled"),
             (off & (matrix <= 0), "expected a number above 0"),
-            (np.isinf(matrix), "expected a finite number"),
+            (matrix > _MOST[name], f"expected at most {_MOST[name]:g}; correct the figure, or its unit"),
             (
                 matrix > MAX_ASYMMETRY * matrix.T,
                 f"expected a factor of at most {MAX_ASYMMETRY:g}; measure the pair again",

@@ -77,6 +77,7 @@ class TestClusters:
         ([[0, 5, 9], [5, 0, 0], [9, 9, 0]], r"found 0 in row 1, column 2"),
         ([[0, 5, 99], [5, 0, 9], [9, 9, 0]], r"found 99 in row 0, column 2 \(a to c\), and 9 the other way"),
         ([[0, float("inf"), 9], [5, 0, 9], [9, 9, 0]], "found inf in row 0, column 1"),
+        ([[0, 1e300, 9], [1e300, 0, 9], [9, 9, 0]], r"found 1e\+300 in row 0.*; expected at most 1e\+09"),
     ],
 )  # fmt: skip
 def test_bad_matrices_are_named(matrix, complaint):
@@ -333,6 +334,19 @@ class TestMatrices:
         assert probe.hosts == ("0", "1", "2")
 
     @pytest.mark.parametrize(
+        ("corner", "begin", "num_hosts"), [("-", 1, 4), ("x", 1, 4), ("-", 0, 3), ("", 1, 3), ("us", 1, 3)]
+    )
+    def test_a_first_row_that_counts(self, tmp_path, corner, begin, num_hosts):
+        """Numbers 1, 2, 3 beside the mark of the diagonal are entries; beside another corner they are names."""
+        mark = "x" if corner == "x" else "-"
+        head = [str(begin + i) for i in range(3)]
+        inner = [[mark, "4", "5"], ["4", mark, "6"], ["5", "6", mark]]
+        rows = [[corner, *head], *([name, *row] for name, row in zip(head, inner, strict=True))]
+        path = tmp_path / "m.csv"
+        path.write_text("\n".join(map(",".join, rows)) + "\n")
+        assert load_probe(path).num_hosts == num_hosts
+
+    @pytest.mark.parametrize(
         ("text", "lines"),
         [
             (
@@ -559,6 +573,9 @@ class TestMatrices:
         probe = load_probe(path)
         assert probe.hosts == ("n0", "n1", "n2")
         assert probe.bandwidth_gb_per_s[0, 2] == pytest.approx(2000 * 2**20 / 1e9)
+        path.write_text("\n".join([head.rstrip(), *rows]).replace("-", "").replace("1000.0", "1e308"))
+        with pytest.raises(FormatError, match=r"in row 0, column 1 \(n0 to n1\).*; expected at most 1e\+06"):
+            load_probe(path)
         path.write_text("\n".join([head, *rows[:2]]))
         with pytest.raises(FormatError, match="found 2 rows of 3 hosts"):
             load_probe(path)
