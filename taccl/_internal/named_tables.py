@@ -89,7 +89,7 @@ def _heads(rows: list[list[str]], is_name: Callable[[str], bool]) -> tuple[bool,
     if is_name(first[0]):  # either the corner above numbered columns, or the name of the first row
         return (True, True) if not are_named or len(rows) >= len(first) else (False, True)
     if is_nothing(first[0]) and first[1:] == starts:
-        # Numbers name rows and columns, unless they are a symmetric matrix with an empty diagonal. 1, 2, 3, ...
+        # Numbers name rows and columns, unless they are a symmetric matrix with an empty diagonal. 1, 2, 3
         # may be either: beside a mark such as "-" that is on the whole diagonal, they are entries.
         diagonal = [row[place] for place, row in enumerate(rows) if place < len(row)]
         is_marked = bool(first[0]) and set(diagonal) == {first[0]} and starts[:1] != ["0"]
