@@ -13,10 +13,9 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_digits, format_size
 from taccl.errors import FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
-from taccl.explore.link_rates import link_sentence
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
 from taccl.explore.possible_gains import with_gains
-from taccl.explore.verdict import OVER, conclusion
+from taccl.explore.verdict import OVER, conclusion, link_sentence
 from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
 from taccl.measure.channel_limits import largest_rate
 from taccl.measure.curve import Kink, irregularity_note, kinks, middle_clause, slow_middle

@@ -18,9 +18,13 @@ from taccl._internal.garbage import rarely_collected
 from taccl._internal.units import parse_size
 from taccl.errors import InputError, NoSolutionError
 from taccl.explore.compare import loaded, name_of
-from taccl.explore.plan_programs import check_lowering
 from taccl.explore.plan_ranges import Plan
-from taccl.explore.plan_runtimes import check_collective, serving_parameters, under_protocols_of
+from taccl.explore.plan_runtimes import (
+    check_collective,
+    check_lowering,
+    serving_parameters,
+    under_protocols_of,
+)
 from taccl.explore.plan_search import LEAST_SYNTHESIS_S, PlanSearch, finishing_time
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments

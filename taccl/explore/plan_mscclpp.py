@@ -13,8 +13,7 @@ from taccl._internal.deadline import NEVER, OutOfTime, busy_factor
 from taccl._internal.names import first_of, notes_by_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import ExportError, InputError
-from taccl.explore.plan_programs import runnable
-from taccl.explore.plan_runtimes import NAMED
+from taccl.explore.plan_runtimes import NAMED, runnable
 from taccl.formats.mscclpp.plan import build_mscclpp_plan, text_of_plan, why_no_packets
 from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
 from taccl.problem.collective import Collective

@@ -18,8 +18,8 @@ from taccl.baselines import BASELINES
 from taccl.baselines.spread import built_within
 from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
-from taccl.explore.plan_programs import runnable
 from taccl.explore.plan_ranges import PlanRange
+from taccl.explore.plan_runtimes import runnable
 from taccl.explore.plan_tiles import Tile, TimedSchedule, range_of, ratio, tiles_of, winner_at, without_one
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem

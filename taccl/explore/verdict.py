@@ -1,13 +1,18 @@
-"""End of a verdict of `diagnose`: likely causes, usual figures of other machines, or none."""
+"""End of a verdict of `diagnose`: likely causes, usual figures of others, or rates between two ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from taccl._internal.names import first_of
 from taccl._internal.units import format_count
+from taccl.explore.measured_machine import Machine, topology_of
 from taccl.measure.causes import ANY_RATE, DETOURS, Cause, sizes_off
+from taccl.measure.channel_limits import channel_costs, few_channels, largest_rate
 from taccl.measure.facts import HEALTHY, UNTESTED, UNTESTED_USUAL, WITHIN_ERROR, Facts
+from taccl.measure.machine import machine_of
+from taccl.measure.series import Series
+from taccl.topology.topology import Topology
 
 #: Max number of indistinguishable causes, and of irregular sizes, that a verdict names.
 _NAMED = 3
@@ -96,3 +101,42 @@ def _named(causes: Sequence[Cause]) -> str:
         return f"likely {likely[0].title}"
     titles = [each.title for each in likely or causes][:_NAMED]
     return f"cause unclear ({'; or '.join(titles) or 'no documented cause matches these figures'})"
+
+
+def link_sentence(
+    series: Series,
+    machine: Machine,
+    gpus: Collection[str],
+    placed: Sequence[tuple[Series, Topology, list[str]]],
+    version: Sequence[int],
+) -> str:
+    """Sentence that compares the rate between two ranks with that of a GPU's links or a NIC."""
+    rate = largest_rate(series)
+    on = next((on for _, on, _ in placed), None)
+    if on is None:
+        on, _ = topology_of(
+            series.on(0, series.num_nodes), machine._replace(nodes=2 if series.num_nodes > 1 else 1), gpus
+        )
+    figures = machine_of(on)
+    between = series.num_nodes > 1
+    most = figures.network_gb_per_s if between else figures.node_gb_per_s
+    if not most:
+        return f"{series.source}: {rate:.4g} GB/s between two ranks; {on.name} has no network to compare with"
+    what = "the rate of a NIC" if between else "the rate of a GPU inside its node"
+    direct = 0.0 if between else _pair_gb_per_s(on)
+    if 0 < direct < most:
+        most, what = direct, "the rate of the links between two GPUs"
+    said = f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
+    costs = channel_costs(on)
+    clause = "" if costs is None else few_channels(costs, series, version)
+    return f"{said}; {clause}: set NCCL_NCHANNELS_PER_NET_PEER" if clause else said
+
+
+def _pair_gb_per_s(topology: Topology) -> float:
+    """Largest rate in GB/s between two ranks of a node, over all their links; 0 if a node has no links."""
+    rates: dict[tuple[int, int], float] = {}
+    for index, link in enumerate(topology.links):
+        if len(link.srcs) == len(link.dsts) == 1 and not topology.is_internode(index):
+            pair = link.src, link.dst
+            rates[pair] = rates.get(pair, 0.0) + float(1000 / link.beta_us_per_mb)
+    return max(rates.values(), default=0.0)

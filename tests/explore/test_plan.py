@@ -22,7 +22,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import bounds
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
-from taccl.explore import plan_mscclpp, plan_programs, plan_search, plan_tiles
+from taccl.explore import plan_mscclpp, plan_runtimes, plan_search, plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
 from taccl.formats.msccl import xml
 from taccl.formats.msccl.xml import load_msccl_xml
@@ -83,7 +83,7 @@ def test_candidates_are_lowered_without_warnings():
     schedule = taccl.baselines.baseline("swing", problem)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        program = plan_programs.runnable(schedule, {}, runtime_named("msccl"))
+        program = plan_runtimes.runnable(schedule, {}, runtime_named("msccl"))
     assert any("chunks are scattered" in note for note in program.notes)
 
 
@@ -93,10 +93,10 @@ def test_programs_are_checked_without_a_file(monkeypatch):
     A program within these limits is not split.
     """
     monkeypatch.setattr(xml, "_rank_lines", None)
-    monkeypatch.setattr(plan_programs, "split_threadblocks", None)
+    monkeypatch.setattr(plan_runtimes, "split_threadblocks", None)
     problem = taccl.make_problem(FOUR, "allgather", chunk_bytes=1)
     schedule = taccl.baselines.baseline("ring", problem)
-    program = plan_programs.runnable(schedule, {}, runtime_named("msccl"))
+    program = plan_runtimes.runnable(schedule, {}, runtime_named("msccl"))
     monkeypatch.setattr(limits, "MAX_ELEMENTS", 3)
     with pytest.raises(ExportError, match="lower the schedule with fewer instances") as caught:
         xml.check_msccl_xml(program, runtime_named("msccl"))
@@ -119,7 +119,7 @@ def test_a_hurried_plan_of_one_program_compares_no_times(monkeypatch):
     """If only one schedule became a program in time, no finishes are simulated to choose it."""
     search = baselines_only()
     monkeypatch.setattr(TimedSchedule, "finish", None)
-    program = plan_programs.runnable(search.candidates[0].schedule, {}, runtime_named("msccl"))
+    program = plan_runtimes.runnable(search.candidates[0].schedule, {}, runtime_named("msccl"))
     programs = {search.candidates[0]: program}
     monkeypatch.setattr(search, "_add_program", lambda *_: None)
     (tile,) = search._tiles_in_haste(4, {}, programs, Deadline.after(-1.0))
@@ -665,19 +665,19 @@ def test_peers_over_a_channel_are_known_before_the_schedule_is_lowered(options):
         for block in each.threadblocks:
             for way, peer in (("to", block.send_to), ("from", block.receive_from)):
                 peers[rank, way, block.channel] |= {peer} - {None}
-    assert plan_programs._most_peers(schedule, options) == max(map(len, peers.values()))
+    assert plan_runtimes._most_peers(schedule, options) == max(map(len, peers.values()))
 
 
 def test_a_schedule_with_many_peers_is_lowered_once(monkeypatch):
     """With 15 peers, and room for 3 over one channel, only the last lowering, over 8 channels, is tried."""
     problem = taccl.make_problem(taccl.topologies.dgx2(), "alltoall", size_bytes="1MB")
-    monkeypatch.setattr(plan_programs, "MAX_PEERS", 3)
+    monkeypatch.setattr(plan_runtimes, "MAX_PEERS", 3)
     monkeypatch.setattr(limits, "MAX_PEERS", 3)
-    lowered, lower = [], plan_programs.lower
+    lowered, lower = [], plan_runtimes.lower
     monkeypatch.setattr(
         "taccl.program.lower.lower", lambda *_, **given: lowered.append(given) or lower(*_, **given)
     )
-    program = plan_programs.runnable(taccl.baselines.pairwise(problem), {}, runtime_named("msccl"))
+    program = plan_runtimes.runnable(taccl.baselines.pairwise(problem), {}, runtime_named("msccl"))
     assert [each["num_channels"] for each in lowered] == [8]
     assert program.num_channels == 8
 

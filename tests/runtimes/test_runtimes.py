@@ -9,8 +9,7 @@ import pytest
 import taccl
 from taccl.cli import main
 from taccl.errors import ExportError, FallbackWarning, InputError
-from taccl.explore.plan_programs import runnable
-from taccl.explore.plan_runtimes import check_collective
+from taccl.explore.plan_runtimes import check_collective, runnable
 from taccl.runtimes import Launch, PlanFiles, RunReport, Runtime, register, registered, unregister
 from taccl.runtimes.registry import PLUGINS, runtime_named
 from taccl.runtimes.runtime import called
