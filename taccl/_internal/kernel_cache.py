@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from numba.core import caching
+from numba.core.runtime.nrt import rtsys
 
 from taccl._internal.address_space import require_free_space
 from taccl._internal.kernel_stamp import are_current, cache_name, compiler_versions, layouts
@@ -120,6 +121,16 @@ class _FunctionCache(caching.FunctionCache):
     def __init__(self, py_func: Callable[..., Any], stamp: str) -> None:
         super().__init__(py_func)
         self._cache_file = _Files(self._cache_path, cache_name(py_func), stamp)
+
+    def load_overload(self, sig: Any, target_context: Any) -> object:
+        """Code for a signature; None if there is none.
+
+        Numba would first load its tables of types and operations, which only compilation needs (0.15 s of
+        CPU). Compiled code needs only the symbols of numba's runtime.
+        """
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
 
     def _index_key(self, sig: Any, codegen: object) -> tuple[Any, ...]:
         """Key of a signature, ending with its layouts: numba's types are equal even if fields differ."""
