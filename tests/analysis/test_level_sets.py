@@ -125,6 +125,14 @@ def test_no_time_is_no_cut():
     assert level_cut(Volume(grid(3, 3), divisible=False), budget_s=-1) is None
 
 
+@pytest.mark.parametrize("name", ["mesh:3x8", "torus:4x4x2", "mesh:6x6"])
+def test_the_first_cuts_of_a_grid_halve_its_longest_dimension(name):
+    """However short the time, cuts through the middle are tried: an alltoall crosses the narrowest of them."""
+    problem = make_problem(taccl.topologies.parse(name), "alltoall", size_bytes=10**6)
+    volume = Volume(as_spreading(problem), divisible=True)
+    assert level_cut(volume, budget_s=0)[0] == level_cut(volume, budget_s=math.inf)[0] > 0
+
+
 def test_levels_are_both_sides():
     """Each set of ranks comes with its complement, and none is empty or contains all ranks."""
     volume = Volume(grid(3, 4), divisible=False)

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Iterator
 from fractions import Fraction
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +25,16 @@ from taccl._internal.graph_algorithms import fiedler_vector, paths_from_nearest
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.finding.distances import arcs_of, least_time
 from taccl.analysis.certificates.finding.volume import Volume, crossing_links
+from taccl.topology.recognise import grid_of
+from taccl.topology.topology import Topology
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 #: Approximate number of levels at which each function of the ranks is cut; the middle level halves the ranks.
 _MOST_LEVELS = 9
+#: Number of cuts that are evaluated first, so that some are complete if time is short.
+_FIRST_CUTS = 4
 #: Number of ranks, far from one another, whose distance functions are used.
 _LANDMARKS = 8
 #: Number of cuts, with the highest estimates, whose bounds are proven.
@@ -51,8 +56,11 @@ _MOST_PRICE = 10**12
 def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | None:
     """(best bound in ticks from a single cut, its witness); None if no cut must be crossed.
 
-    - `budget_s`: Seconds after which no further cuts are tried.
+    - `budget_s`: Seconds after which no further cuts are tried; the first cuts are always tried, unless it is
+      negative.
     """
+    if budget_s < 0:
+        return None
     deadline, borders = time.monotonic() + budget_s, _Borders(volume)
     found: list[tuple[float, Flags]] = []
     for sides in _in_batches(_sides(volume, deadline), borders.most_at_once):
@@ -102,30 +110,36 @@ def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, Cut
 
 
 def _in_batches(sides: Iterator[Flags], most: int) -> Iterator[Flags]:
-    """Stack sets of ranks, and yield them as (num_sets, num_ranks) arrays of at most `most` sets each."""
-    while batch := [*itertools.islice(sides, most)]:
+    """Stack sets of ranks, and yield them as (num_sets, num_ranks) arrays of at most `most` sets each.
+
+    The first arrays have few sets.
+    """
+    count = _FIRST_CUTS
+    while batch := [*itertools.islice(sides, min(count, most))]:
         yield np.array(batch)
+        count *= 2
 
 
 def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
     """Yield sets of ranks to try as cuts, (num_ranks,) bool, each once.
 
-    They are the ranks at or below a level of one of `_functions`, and the ranks above it.
+    They are the ranks at or below a level of one of `_functions`, and the ranks above it. Levels that split
+    the ranks most evenly come first.
     """
     tried: set[bytes] = set()
-    for values in _functions(volume, deadline):
-        if time.monotonic() > deadline:
+    for place, values in enumerate(_functions(volume, deadline)):
+        if place and time.monotonic() > deadline:
             return
         ordered = np.sort(values)
         below = np.flatnonzero(ordered[1:] > ordered[:-1]) + 1
-        levels = ordered[below - 1]
         if len(below) > _MOST_LEVELS:
             share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
             at = np.searchsorted(below, share * len(values))
             # Ranks with equal values may leave no level at this position, so take the nearest on both sides.
             chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
-            levels = levels[np.minimum(chosen, len(below) - 1)]
-        for level in levels.tolist():
+            below = below[np.minimum(chosen, len(below) - 1)]
+        below = below[np.argsort(np.abs(2 * below - len(values)), kind="stable")]
+        for level in ordered[below - 1].tolist():
             inside = values <= level
             for side in (inside, ~inside):
                 key = side.tobytes()
@@ -139,7 +153,7 @@ def _functions(volume: Volume, deadline: float = math.inf) -> Iterator[Floats]:
 
     The Fiedler vector is left out if the time until the deadline is too short for it.
     """
-    yield from _coordinates(volume.problem.topology.num_ranks)
+    yield from _coordinates(volume.problem.topology)
     graph = _Graph(volume)
     if graph.num_ranks <= _FEW_RANKS or deadline - time.monotonic() > _VECTOR_S:
         yield from graph.eigenvector()
@@ -148,13 +162,21 @@ def _functions(volume: Volume, deadline: float = math.inf) -> Iterator[Floats]:
     yield from distances
 
 
-def _coordinates(num_ranks: int) -> Iterator[Floats]:
-    """Yield grid coordinates of ranks that are numbered row by row, for every grid with that many ranks."""
+def _coordinates(topology: Topology) -> Iterator[Floats]:
+    """Yield grid coordinates of ranks that are numbered row by row, for every grid with that many ranks.
+
+    Those of a torus or mesh come first, along its longest dimension at the front; then grids of two
+    dimensions.
+    """
+    num_ranks, dims = topology.num_ranks, grid_of(topology) or ()
     ranks = np.arange(num_ranks)
     divisors = [m for m in range(1, num_ranks + 1) if num_ranks % m == 0]
     pairs = [(m, n) for m in divisors for n in divisors if n > 1 and num_ranks % (m * n) == 0]
-    # Grids of two dimensions first: the coordinate that varies fastest (m = 1), or slowest (m n = num_ranks).
-    for m, n in sorted(pairs, key=lambda pair: (pair[0] * pair[1] < num_ranks and pair[0] > 1, pair)):
+    # In two dimensions, a coordinate varies fastest (m = 1), or slowest (m n = num_ranks).
+    pairs.sort(key=lambda pair: (pair[0] * pair[1] < num_ranks and pair[0] > 1, pair))
+    sizes = [each.size for each in dims]
+    own = sorted(zip([1, *itertools.accumulate(sizes, mul)], sizes, strict=False), key=lambda pair: -pair[1])
+    for m, n in dict.fromkeys([*own, *pairs]):
         yield (ranks // m % n).astype(float)
 
 

@@ -40,7 +40,8 @@ from taccl.synthesis.proposers.router import (
 _TOTAL_SENDS = 200_000
 #: If time is short, a simple order suffices if its finish is at most this multiple of the peak load.
 #: The peak load is a lower bound for all orders of sends along the same routes.
-_CLOSE = 1.02
+#: `_LATE_S`: otherwise, a run of the kernel may end this number of seconds after the time for runs.
+_CLOSE, _LATE_S = 1.02, 0.5
 #: Max runs of the kernel along paths, each with another rule or other paths.
 _MOST_RUNS = 40
 #: Max runs of the kernel along trees, each with another order or other trees.
@@ -77,24 +78,28 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
         find, routes = partial(find_trees, fabric, demand), own
     routes = reroute(fabric, demand, routes, limits)
     takes_s = busy_factor() * sending_ns(fabric, len(routes.slot)) / 10**9
-    if (limits.until or limits.deadline).left_s < takes_s:
-        found = send_at_once(fabric, demand, routes, limits)
-        if found.finish_ticks <= _CLOSE * routes.peak_ticks:
-            return found
+    left_s, simple = (limits.until or limits.deadline).left_s, None
+    if left_s < takes_s:
+        simple = send_at_once(fabric, demand, routes, limits)
+        if simple.finish_ticks <= _CLOSE * routes.peak_ticks or left_s + _LATE_S < takes_s:
+            return simple
     verifying_s = busy_factor() * len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
     most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
     best = _send_best(
         fabric, demand, routes, find, replace(limits, deadline=limits.deadline.later(-verifying_s)),
         orders=len(PATH_RULES), num_runs=limits.num_runs or max(2, most),
     )  # fmt: skip
-    return best or send_at_once(fabric, demand, routes, limits)
+    return best or simple or send_at_once(fabric, demand, routes, limits)
 
 
 def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Sends:
-    """Single-pass scheduling in pairwise-exchange order, each hop at its earliest start."""
-    hops = _make_hops(fabric, demand.units, routes, limits.seed, np.zeros(2, np.int64))
-    order = np.argsort(_steps(fabric, demand)[hops.chunk], kind="stable")
-    return _in_order(fabric, demand, hops, order, limits)
+    """Single-pass scheduling: longest remaining path first, ties in pairwise-exchange order.
+
+    Each hop has its earliest start in this order.
+    """
+    steps = _steps(fabric, demand)
+    hops = _make_hops(fabric, demand.units, routes, limits.seed, np.zeros(2, np.int64), steps)
+    return _in_order(fabric, demand, hops, np.argsort(hops.key, kind="stable"), limits)
 
 
 def _in_order(fabric: Fabric, demand: Demand, hops: Hops, order: Ints, limits: Limits = Limits()) -> Sends:
