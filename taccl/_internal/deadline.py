@@ -2,7 +2,9 @@
 
 A `Deadline` is a time on the clock plus a `Cancellation`, which all deadlines of one task share. Python code
 checks the deadline; compiled kernels poll a signal array that it sets. `Deadline.run` keeps the caller's
-thread free to receive Ctrl-C while kernels run. Nested scopes report the progress of a task.
+thread free to receive Ctrl-C while kernels run. Nested scopes report the progress of a task. Within
+`Deadline.ended_by_interrupts`, Ctrl-C ends all deadlines. So code that keeps partial results at its time limit
+keeps them at Ctrl-C, too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 import signal as signals
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,6 +105,10 @@ _PATIENCE_S = 0.75
 _LEFT_BEHIND, _LAST_WAIT_S = "taccl-work", 5.0
 
 
+#: Messages of `OutOfTime`.
+_TIME_IS_UP, _INTERRUPTED = "the time limit was reached; give more time", "stopped by Ctrl-C"
+
+
 class OutOfTime(NoSolutionError):
     """Raised when work stops because its time is up; a caller with an earlier result returns that."""
 
@@ -122,11 +128,27 @@ class _Scope:
     ended: float = 0.0
 
 
+class _Interruptible(threading.local):
+    """Number of contexts around this thread's code that turn Ctrl-C into the end of a deadline."""
+
+    depth = 0
+
+
+_interruptible = _Interruptible()
+
+#: Cancellations of the contexts `Deadline.ended_by_interrupts` under way, innermost last.
+_ended_by_interrupts: list[Cancellation] = []
+
+
 class Cancellation:
-    """Progress of a task, and the reason to end it; `why` is empty while the task may go on."""
+    """Progress of a task, and the reason to end it; `why` is empty while the task may go on.
+
+    A task that begins in `Deadline.ended_by_interrupts` ends with the deadline of that context.
+    """
 
     def __init__(self) -> None:
-        self.why = ""
+        self._why = ""
+        self._outer = _ended_by_interrupts[-1] if _ended_by_interrupts else None
         self._signals: list[NDArray[np.int64]] = []
         #: (stack of scopes, outermost first; function that returns the done part of the innermost scope).
         #: The pair is replaced, never modified, as another thread reads it.
@@ -136,9 +158,20 @@ class Cancellation:
 
     def cancel(self, why: str) -> None:
         """Cancel the task: running kernels stop, later ones stop at once. The first reason `why` is kept."""
-        self.why = self.why or why
+        self._why = self._why or why
         for signal in self._signals:
             signal[0] = 1
+
+    def interrupt(self) -> None:
+        """Cancel the task because of Ctrl-C, and the task around it."""
+        self.cancel("interrupted")
+        if self._outer is not None:
+            self._outer.interrupt()
+
+    @property
+    def why(self) -> str:
+        """Reason to end the task; empty while it may go on."""
+        return self._why or ("" if self._outer is None else self._outer.why)
 
     @property
     def doing(self) -> str:
@@ -222,7 +255,7 @@ class Deadline:
     def check(self) -> None:
         """Raise `OutOfTime` if the deadline has passed; call this where work can be given up."""
         if self.has_passed:
-            raise OutOfTime("the time limit was reached; give more time")
+            raise OutOfTime(_INTERRUPTED if self.cancellation.why == "interrupted" else _TIME_IS_UP)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -230,7 +263,29 @@ class Deadline:
         try:
             yield
         except KeyboardInterrupt:
-            self.cancellation.cancel("interrupted")
+            self.cancellation.interrupt()
+
+    @contextmanager
+    def ended_by_interrupts(self) -> Iterator[None]:
+        """Context in which the first Ctrl-C ends this deadline, and all deadlines made within the context.
+
+        Contexts `enforced` then raise `OutOfTime`, and code outside of these runs on until it checks its
+        deadline. A second Ctrl-C raises `KeyboardInterrupt`.
+        """
+        before: Any = signals.getsignal(signals.SIGINT)
+
+        def end(number: int, frame: FrameType | None) -> None:
+            is_second = bool(self.cancellation.why)
+            self.cancellation.interrupt()
+            if is_second or _interruptible.depth:
+                before(number, frame)
+
+        _ended_by_interrupts.append(self.cancellation)
+        try:
+            with signals_to(end, *["SIGINT"] * callable(before)):
+                yield
+        finally:
+            _ended_by_interrupts.pop()
 
     @contextmanager
     def enforced(self, ready: Callable[[], bool] | None = None) -> Iterator[None]:
@@ -242,13 +297,26 @@ class Deadline:
         catch it; if compiled code replaces it by another error, that becomes `OutOfTime`, too. Python
         implementations without such interrupts run the code to its end.
 
+        Within `ended_by_interrupts`, Ctrl-C raises `OutOfTime`, too.
+
         - `ready`: Called in another thread; the interrupt waits until it returns True.
         """
         if ready is None or ready():
             self.check()
-        if self.at_s == math.inf:
-            yield
-            return
+        _interruptible.depth += 1
+        try:
+            with nullcontext() if self.at_s == math.inf else self._timed(ready):
+                yield
+        except KeyboardInterrupt as error:
+            if not _ended_by_interrupts:
+                raise
+            raise OutOfTime(_INTERRUPTED) from error
+        finally:
+            _interruptible.depth -= 1
+
+    @contextmanager
+    def _timed(self, ready: Callable[[], bool] | None) -> Iterator[None]:
+        """Context of `enforced` with a time limit."""
         interrupt = Interrupt(self.at_s, ready)
         try:
             try:
@@ -265,7 +333,7 @@ class Deadline:
             if is_outer or not is_own:  # compiled code may turn an interrupt into another error
                 raise
             interrupt.end()  # the interrupt may have come during the handling
-            raise OutOfTime("the time limit was reached; give more time") from error
+            raise OutOfTime(_TIME_IS_UP) from error
 
     @contextmanager
     def stopping(self, signal: NDArray[np.int64]) -> Iterator[None]:
@@ -327,13 +395,17 @@ class Deadline:
                 ended.set()
 
         start(threading.Thread(target=working, name=_LEFT_BEHIND, daemon=True))
-        while not ended.is_set() and time.monotonic() < given_up:
-            try:
-                if not ended.wait(_TICK_S) and tell is not None and not self.has_passed:
-                    tell(time.monotonic() - began, self.cancellation.doing, self.cancellation.done)
-            except KeyboardInterrupt:
-                self.cancellation.cancel("interrupted")
-                given_up = min(given_up, time.monotonic() + patience_s)
+        _interruptible.depth += 1
+        try:
+            while not ended.is_set() and time.monotonic() < given_up:
+                try:
+                    if not ended.wait(_TICK_S) and tell is not None and not self.has_passed:
+                        tell(time.monotonic() - began, self.cancellation.doing, self.cancellation.done)
+                except KeyboardInterrupt:
+                    self.cancellation.interrupt()
+                    given_up = min(given_up, time.monotonic() + patience_s)
+        finally:
+            _interruptible.depth -= 1
         if found:
             return found[0]
         if self.cancellation.why == "interrupted":

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 import taccl
-from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.deadline import Deadline
 from taccl._internal.names import did_you_mean
 from taccl.cli.options import flag_of
 from taccl.cli.output import (
@@ -52,7 +52,7 @@ def run(
         except KeyboardInterrupt:
             answer = _INTERRUPTED
     # An import that Ctrl-C interrupts may look like a missing or damaged library.
-    if interrupts and answer.exit_code:
+    if interrupts and answer.exit_code and not answer.text:
         answer = _INTERRUPTED
     return emit(answer, as_json="--json" in words)
 
@@ -68,7 +68,7 @@ def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answ
         options.words = words  # the command line, stored in output files
         options.began_s = began_s
         limited_by = getattr(options, "limited_by", None)
-        options.deadline = NEVER
+        options.deadline = Deadline()
         if limited_by is not None:
             options.deadline = Deadline(began_s + getattr(options, limited_by))
         warnings.showwarning = warning_printer(options.flags, is_verbose=options.verbose)

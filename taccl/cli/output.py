@@ -264,6 +264,15 @@ def notes_shown(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
         yield lambda text: None if progress is None else progress(text, None, None)
 
 
+@contextlib.contextmanager
+def ended_by_ctrl_c(deadline: Deadline, kept: str) -> Iterator[None]:
+    """Context in which Ctrl-C counts as the end of a time limit; a warning then says what was `kept`."""
+    with deadline.ended_by_interrupts():
+        yield
+    if deadline.cancellation.why:
+        say(f"warning: stopped by Ctrl-C; {kept}")
+
+
 def is_first_rank() -> bool:
     """True on rank 0, or without a launcher. On other ranks, output is redirected to the null device."""
     from taccl.runtime.environment import launched_by

@@ -413,7 +413,7 @@ def _judged(
             with deadline.enforced():
                 limits = expected.limits(series.times_us[-1])
         except OutOfTime:
-            notes = [*notes, "the time limit left no time for the busiest resources; give more time"]
+            notes = [*notes, "time was up before the busiest resources were known; give more time"]
     points = tuple(
         Point(series.size_bytes[place], series.times_us[place], found[0].time_us, str(found[0]))
         for place, found in zip(expected.places, expected.choices, strict=True)

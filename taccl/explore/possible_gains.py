@@ -70,7 +70,7 @@ def with_gains(
         notes.append(f"{together}, which takes {least}; run one process for each GPU")
     if cut:
         notes.append(
-            f"the time limit cut the search for better schedules at {', '.join(cut)}; give more time"
+            f"time was up in the search for better schedules at {', '.join(cut)}; give more time"
         )
     return replace(judged, gains=tuple(gains), notes=tuple(notes))
 

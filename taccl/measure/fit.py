@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import Count, Natural, checked
 from taccl._internal.arrays import Floats, Ints
+from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.errors import InputError, NumericsWarning, warn
 from taccl.measure.channel_limits import channel_costs, few_channels
 from taccl.measure.curve import irregularity_note
@@ -53,7 +55,12 @@ _NEAR = 1.005
 _FOLDS = 10
 #: Prior rate of a NIC in GB/s for a topology without a network, where it has no effect.
 _USUAL_NIC = 25.0
-_RESAMPLES = 100
+#: Number of bootstrap resamples for intervals, and the fewest that suffice after Ctrl-C.
+_RESAMPLES, _MIN_RESAMPLES = 100, 20
+_INTERRUPTED = (
+    f"stopped by Ctrl-C: intervals rest on {{}} of {_RESAMPLES} resamples, and errors at held-out sizes are "
+    "unknown; fit again for the rest"
+)
 _INTERVAL = (5, 95)
 #: Max ratio of a fitted rate to that in NCCL's tables; a higher rate implies sums in switches (our choice).
 MOST_OF_LINK = 1.1
@@ -142,12 +149,15 @@ def fit(
         taken = tuple(np.unique(np.concatenate([*found.protocols, [2]])).tolist())
     source = ", ".join(os.path.basename(log.path) for log in read)
     rows = tuple(f"{log.path}: {row}" for log in read for row in log.left_out)
-    parameters = _parameters(observed, before, found, source, seed)
+    deadline = Deadline()  # passes at Ctrl-C, on the command line
+    samples = _samples(observed, before, found, seed, deadline)
+    parameters = _parameters(observed, before, found, source, samples)
     rates = [
         (each.name, each.value, prior.value)
         for each, prior in zip(parameters, before, strict=True)
         if each.determined and each.name.endswith("_gb_per_s")
     ]
+    left_out = _left_out(observed, before, deadline)
     p90 = float(np.percentile(errors, 90))
     poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes fit badly; see their table"
     if p90 > WORST_P90:
@@ -159,12 +169,13 @@ def fit(
         *guesses,
         *_at_limits(parameters, before, has_one_node=any(each.num_nodes == 1 for each in kept)),
         *([poor] if p90 > WORST_P90 else []),
+        *([_INTERRUPTED.format(len(samples))] if deadline.has_passed else []),
         *(f"{each.source}: {note}" for each in kept if (note := irregularity_note(each))),
     )
     if costs is not None:
         costs = calibrated(replace(costs, nvls=costs.nvls and not is_off), kept)
     return Fit(
-        machine.name, parameters, tuple(fitted), tuple(errors), tuple(_left_out(observed, before)), rows,
+        machine.name, parameters, tuple(fitted), tuple(errors), tuple(left_out), rows,
         taken, notes, costs, share, None if on is None else machine, shares,
     )  # fmt: skip
 
@@ -267,51 +278,71 @@ def _at_limits(
         yield f"{each.name} is at its limit of {each.value:.3g}, its physical limit: {why}"
 
 
-def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:
-    """Relative errors in 10-fold cross-validation: a fit to nine tenths of the sizes predicts the others."""
+def _left_out(observed: Sequence[Observed], before: Sequence[Parameter], deadline: Deadline) -> list[float]:
+    """Relative errors in 10-fold cross-validation: a fit to nine tenths of the sizes predicts the others.
+
+    Empty if there are too few sizes, or at the deadline.
+    """
     if min(len(each.size_bytes) for each in observed) < _MIN_SIZES:
         return []
+    with suppress(OutOfTime), deadline.enforced():
+        return [error for fold in range(_FOLDS) for error in _errors_of(fold, observed, before)]
+    return []
+
+
+def _errors_of(fold: int, observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:
+    """Relative errors of one tenth of the sizes, as a fit to the others predicts them."""
+    out = [np.arange(len(each.size_bytes)) % _FOLDS == fold for each in observed]
+    if not any(each.any() for each in out):
+        return []
+    kept = [each.part(~away) for each, away in zip(observed, out, strict=True)]
+    found = estimate(kept, before)
     errors: list[float] = []
-    for fold in range(_FOLDS):
-        out = [np.arange(len(each.size_bytes)) % _FOLDS == fold for each in observed]
-        if not any(each.any() for each in out):
-            continue
-        kept = [each.part(~away) for each, away in zip(observed, out, strict=True)]
-        found = estimate(kept, before)
-        for index, (each, away) in enumerate(zip(observed, out, strict=True)):
-            sizes, times = each.size_bytes[away], each.times_us[away]
-            predicted = found.predicted_like_us(index, kept[index], sizes)
-            errors += np.abs(predicted / times - 1).tolist()
+    for index, (each, away) in enumerate(zip(observed, out, strict=True)):
+        sizes, times = each.size_bytes[away], each.times_us[away]
+        predicted = found.predicted_like_us(index, kept[index], sizes)
+        errors += np.abs(predicted / times - 1).tolist()
     return errors
 
 
+def _samples(
+    observed: Sequence[Observed], before: Sequence[Parameter], found: Estimate, seed: int, deadline: Deadline
+) -> list[Floats]:
+    """Logarithms of the parameters in bootstrap resamples of the sizes, as many as the deadline permits."""
+    random = np.random.default_rng(seed)
+    samples: list[Floats] = []
+    with suppress(OutOfTime), deadline.enforced():
+        for _ in range(_RESAMPLES):
+            counts = [len(each.size_bytes) for each in observed]
+            rows = [np.sort(random.integers(count, size=count)) for count in counts]
+            drawn = [each.part(chosen) for each, chosen in zip(observed, rows, strict=True)]
+            protocols = tuple(p[chosen] for p, chosen in zip(found.protocols, rows, strict=True))
+            samples.append(refit(drawn, before, found, protocols))
+    return samples
+
+
 def _parameters(
-    observed: Sequence[Observed], before: Sequence[Parameter], found: Estimate, source: str, seed: int
-) -> tuple[FittedParameter, ...]:
+    observed: Sequence[Observed], before: Sequence[Parameter], found: Estimate, source: str,
+    samples: Sequence[Floats],
+) -> tuple[FittedParameter, ...]:  # fmt: skip
     """Add to each parameter its interval, from bootstrap resampling, or from the prior.
 
-    The prior has the width of the interval if the parameter is undetermined, or there are too few sizes.
+    The prior has the width of the interval if the parameter is undetermined, or there are too few sizes or
+    resamples.
     """
-    random = np.random.default_rng(seed)
-    samples = []
-    for _ in range(_RESAMPLES):
-        counts = [len(each.size_bytes) for each in observed]
-        rows = [np.sort(random.integers(count, size=count)) for count in counts]
-        drawn = [each.part(chosen) for each, chosen in zip(observed, rows, strict=True)]
-        protocols = tuple(p[chosen] for p, chosen in zip(found.protocols, rows, strict=True))
-        samples.append(refit(drawn, before, found, protocols))
-    lows, highs = np.percentile(np.array(samples), _INTERVAL, axis=0)
-    is_few = sum(len(each.size_bytes) for each in observed) < _MIN_SIZES
+    few = "sizes" if sum(len(each.size_bytes) for each in observed) < _MIN_SIZES else ""
+    few = few or "resamples" * (len(samples) < min(_MIN_RESAMPLES, _RESAMPLES))
+    lows, highs = np.percentile(np.array(samples or [found.logs]), _INTERVAL, axis=0)
     fitted = []
     for index, prior in enumerate(before):
         free = bool(found.free[index])
         value = float(np.exp(found.logs[index])) if free else prior.value
         off = 1.645 * prior.spread
         low, high = np.log(value) - off, np.log(value) + off
-        if free and not is_few:
+        if free and not few:
             low, high = lows[index], highs[index]
         said = f"fitted to {source}" if free else f"prior, not determined ({prior.source})"
-        said += "; too few sizes for its interval, that of the prior" if free and is_few else ""
+        said += f"; too few {few} for its interval, that of the prior" if free and few else ""
         most = 1.0 if prior.name.endswith("_share") else np.inf
         ends = min(float(np.exp(low)), value), max(min(float(np.exp(high)), most), value)
         fitted.append(FittedParameter(prior.name, value, *ends, prior.unit, said, free))

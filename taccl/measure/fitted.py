@@ -111,7 +111,7 @@ class Fit:
 
     @property
     def left_out_median_error(self) -> float | None:
-        """Median relative error in cross-validation; None if there are too few sizes for that."""
+        """Median relative error in cross-validation; None if there are too few sizes, or after Ctrl-C."""
         return float(np.median(self.left_out_errors)) if self.left_out_errors else None
 
     @property

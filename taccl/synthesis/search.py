@@ -239,7 +239,7 @@ class Search:
 
     def interrupt(self) -> None:
         """Cancel the whole search after Ctrl-C, including all searches that this one is a part of."""
-        self.deadline.cancellation.cancel("interrupted")
+        self.deadline.cancellation.interrupt()
 
     def note(self, status: str) -> None:
         """Cancel the search if a solver's status says that Ctrl-C ended it."""

@@ -117,7 +117,6 @@ def test_ctrl_c_during_an_import(monkeypatch, error):
 )
 def test_ctrl_c_that_became_another_error(capsys, monkeypatch, error):
     """An error of a library that Ctrl-C left half imported is reported as an interrupt."""
-    import taccl
     from taccl.cli import main
 
     def interrupted(*_, **__):
@@ -126,7 +125,7 @@ def test_ctrl_c_that_became_another_error(capsys, monkeypatch, error):
         except KeyboardInterrupt:
             raise error from None
 
-    monkeypatch.setattr(taccl, "prices", interrupted)
+    monkeypatch.setattr("taccl.cli.verbs.bound.problem_from_options", interrupted)
     assert main(["bound", *SMALL]) == 130
     assert capsys.readouterr().err == "taccl: error: interrupted before any result\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

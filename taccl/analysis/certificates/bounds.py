@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import Duration, checked
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
+from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl.analysis.certificates.borders import counted, counting, single_machine
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate, Claim, InNetworkGrant, Late
@@ -168,7 +168,7 @@ def lower_bound(
     claims: list[Claim] = []
     is_cut_off = True
     try:
-        until = NEVER if end_s is None else Deadline.after(end_s)
+        until = Deadline() if end_s is None else Deadline.after(end_s)
         with until.enforced():
             found = claims_of(
                 problem, divisible=divisible, in_network=in_network, budget_s=budget_s, limit_s=limit_s,

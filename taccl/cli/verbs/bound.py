@@ -16,7 +16,7 @@ from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_count, format_gap, format_rates, format_size, format_us, gb_per_s
 from taccl.cli.inputs import followed, held_by, program_in
 from taccl.cli.options import LEAST_S, ROLES, add_limit, add_problem_options, option, refuse
-from taccl.cli.output import Answer, following_values, picked, say, title_of
+from taccl.cli.output import Answer, ended_by_ctrl_c, following_values, picked, say, title_of
 from taccl.cli.problems import (
     exceeds_limit,
     is_by_name,
@@ -48,6 +48,8 @@ _LEAST_PRICES_S, _LATE_PRICES_S = 1.0, 0.3
 #: CPU seconds to list links and chunks and to bound them, per pair of ranks.
 #: If all pairs would exceed the time limit, the bound of a fabric given by name follows from its dimensions.
 _LISTED_S_PER_PAIR = 4e-6
+#: What an answer has if the time limit or Ctrl-C stopped it.
+_SO_FAR = "these are the highest bounds so far"
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _SUPERFLUOUS = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 
@@ -139,21 +141,15 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     left_s = options.deadline.left_s
     late_s = max(0.0, time.monotonic() - options.deadline.at_s)
     least_s = max(_LATE_PRICES_S, _LEAST_PRICES_S - late_s)
-    prices = taccl.prices(problem, time_limit_s=max(least_s, _PRICES_SHARE * left_s))
+    with ended_by_ctrl_c(options.deadline, _SO_FAR):
+        prices = taccl.prices(problem, time_limit_s=max(least_s, _PRICES_SHARE * left_s))
+        in_switches = _in_switches(problem, max(LEAST_S, options.deadline.left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}{under_sketch(problem)}; {whole}"
     if problem.chunks_open:
         bound, other = prices.divisible, (f"for {bound.scope}", f"{_brief(bound)}; {whole}")
-    collective, in_switches = problem.collective, None
-    if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
-        # Sums in switches can help only if several ranks need a sum of several contributions.
-        left_s = max(LEAST_S, options.deadline.left_s)
-        with suppress(OutOfTime):
-            in_switches = taccl.lower_bound(
-                problem, in_network=True, budget_s=left_s, limit_s=left_s, end_s=left_s
-            )
-    if options.deadline.has_passed:
-        say("warning: stopped by the time limit; these are the highest bounds so far")
+    if options.deadline.has_passed and not options.deadline.cancellation.why:
+        say(f"warning: stopped by the time limit; {_SO_FAR}")
     proven = bound.check() if options.check else None
     rows = [
         ("bound", bound.text),
@@ -178,6 +174,18 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     # Plain values of witnesses take longer than the text, which most commands print.
     figures = partial(_values, problem, bound, prices, in_switches, proven)
     return Answer(text, figures, complaint), bound
+
+
+def _in_switches(problem: Problem, left_s: float) -> Certificate | None:
+    """Bound with sums in switches; None if it is not found in time.
+
+    Also None unless several ranks need a sum of several contributions: otherwise, such sums do not help.
+    """
+    chunks = problem.collective.chunks if problem.collective.combining else ()
+    if any(min(len(each.origins), len(each.destinations)) > 1 for each in chunks):
+        with suppress(OutOfTime):
+            return taccl.lower_bound(problem, in_network=True, budget_s=left_s, limit_s=left_s, end_s=left_s)
+    return None
 
 
 def _values(

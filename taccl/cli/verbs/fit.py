@@ -9,7 +9,15 @@ from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
 from taccl.cli.inputs import check_path, is_file, topology_from_word
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_subset, option, seconds
-from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content, with_error
+from taccl.cli.output import (
+    Answer,
+    check_output,
+    ended_by_ctrl_c,
+    notes_shown,
+    picked,
+    with_content,
+    with_error,
+)
 from taccl.errors import InputError
 from taccl.formats.files import check_page
 from taccl.formats.registry import takes_nodes
@@ -42,7 +50,10 @@ def run(options: argparse.Namespace) -> Answer:
         check_path(on)
         if is_file(on):  # the number of nodes of a file that states it is not that of the largest log
             on = topology_from_word(on, nodes=options.nodes if takes_nodes(on) else None)
-        found = taccl.fit(options.logs, on, ranks=options.ranks, without_ranks=options.without_rank, **given)
+        with ended_by_ctrl_c(options.deadline, "intervals or held-out sizes are incomplete, as a note says"):
+            found = taccl.fit(
+                options.logs, on, ranks=options.ranks, without_ranks=options.without_rank, **given
+            )
     complaint = "" if options.accept else found.complaint
     answer = Answer(_text(found), found.to_dict(), complaint)
     if complaint:
@@ -68,7 +79,7 @@ def _text(found: taccl.Fit) -> str:
         ("median error", f"{found.median_error:.1%}"),
         ("90th percentile", f"{values['p90_error']:.1%}"),
         ("largest", f"{values['max_error']:.1%}"),
-        ("median error at held-out sizes", "too few sizes" if left is None else f"{left:.1%}"),
+        ("median error at held-out sizes", "too few sizes, or no time" if left is None else f"{left:.1%}"),
         *([("noise, by both places", _noise(found.noise, found.median_error))] if found.noise else []),
     ]
     titles = ", ".join(
@@ -126,11 +137,12 @@ def run_diagnose(options: argparse.Namespace) -> Answer:
         check_path(options.topology)
     with notes_shown() as note:
         note("reading, predicting and comparing")
-        found = taccl.diagnose(
-            options.logs, options.topology, ranks=options.ranks, without_ranks=options.without_rank,
-            gains=not options.no_gains, time_limit_s=max(LEAST_S, options.deadline.left_s),
-            **picked(options, "nodes", "profile", "collective", "in_place"),
-        )  # fmt: skip
+        with ended_by_ctrl_c(options.deadline, "bounds or better schedules are missing, as notes say"):
+            found = taccl.diagnose(
+                options.logs, options.topology, ranks=options.ranks, without_ranks=options.without_rank,
+                gains=not options.no_gains, time_limit_s=max(LEAST_S, options.deadline.left_s),
+                **picked(options, "nodes", "profile", "collective", "in_place"),
+            )  # fmt: skip
     answer = Answer(repr(found), found.to_dict())
     if options.output is None:
         return answer

@@ -27,7 +27,7 @@ from taccl.cli.options import (
     option,
     positive,
 )
-from taccl.cli.output import Answer, picked, progress_shown
+from taccl.cli.output import Answer, ended_by_ctrl_c, picked, progress_shown
 from taccl.cli.problems import arguments_of, collective_of, problem_from_options, resized, settle_size
 from taccl.errors import InputError, NoSolutionError
 
@@ -199,6 +199,7 @@ def run_explain(options: Namespace) -> Answer:
 
     problem = problem_from_options(options, reachable=False)
     left_s = max(LEAST_S, options.deadline.left_s)
-    found = explain(problem, backend=options.backend, time_limit_s=left_s)
+    with ended_by_ctrl_c(options.deadline, "this is the explanation so far"):
+        found = explain(problem, backend=options.backend, time_limit_s=left_s)
     complaint = "" if found.feasible else "no schedule exists"
     return Answer(repr(found).removeprefix("Explanation: "), found.to_dict(), complaint)

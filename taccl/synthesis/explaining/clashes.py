@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from taccl._internal.deadline import NEVER, OutOfTime
 from taccl.errors import NoSolutionError, SolverUnavailableError
 from taccl.problem.problem import Problem
 from taccl.sketch.reachability import Need, demands, hops_from, kind_of, reached
@@ -198,7 +199,10 @@ def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> l
             model.add_row([(1.0, made[edit]), (-1.0, taken[option])], 0, tag="option")
     for cut in cuts:
         model.add_row([(1.0, taken[option]) for option in options if option in cut], 1, tag="cut")
-    answer = _solved(model.arrays(), solver, time_limit_s)
+    try:
+        answer = _solved(model.arrays(), solver, time_limit_s)
+    except OutOfTime:
+        return None
     if answer.status != "optimal" or answer.values is None:
         return None
     return [edit for edit in edits if answer.values[made[edit]] > 0.5]
@@ -232,9 +236,11 @@ def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
 
 
 def _solved(model: LinearModel, solver: str, time_limit_s: float) -> Solution:
-    answer = solve(model, solver, time_limit_s=time_limit_s)
+    """Solution of a model; raises `OutOfTime` at Ctrl-C if that ends the explanation's time limit."""
+    with NEVER.enforced():
+        answer = solve(model, solver, time_limit_s=time_limit_s)
+        if answer.status == "interrupted":
+            raise KeyboardInterrupt
     if answer.status in ("unavailable", "unlicensed"):
         raise SolverUnavailableError(f"{solver} cannot run here: {answer.message}; see taccl backends")
-    if answer.status == "interrupted":
-        raise KeyboardInterrupt
     return answer

@@ -125,7 +125,7 @@ class Explanation:
                 lines.append(f"  {smallest}: {self.change}")
             return "\n".join(lines)
         proven = f"no schedule ends before {self.bound_us:.6g} us ({self.reason})"
-        stopped = "the time limit was reached before a bound was proven"
+        stopped = "time was up before a bound was proven"
         lines = [f"Explanation: feasible: {proven if self.bound_us else stopped}"]
         if self.dimension_bound is not None:
             lines.append(f"  along dimensions {self.dimension_bound.text}")
@@ -137,7 +137,7 @@ class Explanation:
             price = price if cost.difference_us else "nothing visible in the bound"
             lines.append(f"  without {cost.clause:<{width}}  {cost.bound_us:>10.6g} us; it costs {price}")
         if self.unpriced:
-            lines.append(f"  the time limit was reached before the cost of:  {', '.join(self.unpriced)}")
+            lines.append(f"  time was up before the cost of:  {', '.join(self.unpriced)}")
         return "\n".join(lines)
 
 

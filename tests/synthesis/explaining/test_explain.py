@@ -420,7 +420,7 @@ def test_clauses_that_time_leaves_unpriced_are_named():
     named = {"ndv2/sk1: internode.connections", "ndv2/sk1: merging.max"}
     assert named <= {*explanation.unpriced, *(cost.clause for cost in explanation.costs)}
     assert explanation.unpriced
-    assert f"the time limit was reached before the cost of:  {explanation.unpriced[0]}" in repr(explanation)
+    assert f"time was up before the cost of:  {explanation.unpriced[0]}" in repr(explanation)
     assert explanation.to_dict()["unpriced"] == list(explanation.unpriced)
 
 

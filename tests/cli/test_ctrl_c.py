@@ -1,0 +1,95 @@
+"""Ctrl-C in verbs that compute no schedule: it counts as the end of the time limit, and the answer is partial."""
+
+import signal
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.cli.words import SMALL
+from tests.measure.logs import table
+
+#: Sketches that admit no schedule.
+INFEASIBLE = Path(__file__).parents[1] / "data" / "infeasible"
+
+
+@pytest.fixture
+def interrupted_in(monkeypatch):
+    """Function that makes a call of a library function, by number, receive Ctrl-C."""
+
+    def interrupted(module, name, number=1):
+        *owners, last = name.split(".")
+        owner = import_module(module)
+        for each in owners:
+            owner = getattr(owner, each)
+        original, calls = getattr(owner, last), []
+
+        def call(*values, **options):
+            calls.append(values)
+            if len(calls) == number:
+                signal.raise_signal(signal.SIGINT)
+            return original(*values, **options)
+
+        monkeypatch.setattr(owner, last, call)
+
+    return interrupted
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Path of a log of an allreduce on eight ranks."""
+    path = tmp_path / "a.log"
+    path.write_text(table())
+    return path
+
+
+@pytest.mark.parametrize("options", [(), ("--chunks-per-rank", 1)], ids=["open", "one chunk"])
+def test_bounds_so_far_are_kept(run, interrupted_in, options):
+    """Ctrl-C after the first claim of a bound keeps that claim."""
+    interrupted_in("taccl.analysis.certificates.bounds", "_Finders.claims")
+    code, out, err = run("bound", *SMALL, *options)
+    assert (code, "  bound " in out) == (0, True)
+    assert err == "taccl: warning: stopped by Ctrl-C; these are the highest bounds so far\n"
+
+
+@pytest.mark.slow
+def test_costs_so_far_are_kept(run_json, interrupted_in):
+    """Ctrl-C during the second of five costs keeps the first, and names the others."""
+    interrupted_in("taccl.synthesis.explaining.explain", "bound_by", 2)
+    code, values = run_json("explain", "ndv2/sk1", "--collective", "allgather")
+    assert (code, len(values["costs"]), len(values["unpriced"])) == (0, 1, 4)
+
+
+def test_a_change_so_far_is_kept(run, interrupted_in):
+    """Ctrl-C while the smallest change is sought removes whole clauses, and the exit code remains 1."""
+    interrupted_in("taccl.synthesis.explaining.clashes", "solve")
+    code, out, err = run("explain", INFEASIBLE / "no-links-inside.toml", "--collective", "allgather")
+    assert (code, "a change (a smaller one may suffice)" in out) == (1, True)
+    assert "stopped by Ctrl-C; this is the explanation so far" in err
+
+
+def test_intervals_of_a_fit_rest_on_the_resamples_so_far(run, interrupted_in, log):
+    """Ctrl-C in a resample keeps the fit; a note gives the number of resamples, and profiles are written."""
+    interrupted_in("taccl.measure.fit", "refit", 2)
+    profile = log.with_suffix(".toml")
+    code, out, err = run("fit", log, "--topology", "dgx-h100", "-o", profile)
+    assert (code, profile.exists()) == (0, True)
+    assert "too few resamples for its interval, that of the prior" in out
+    assert "note: stopped by Ctrl-C: intervals rest on 1 of 100 resamples" in out
+    assert "stopped by Ctrl-C; intervals or held-out sizes are incomplete, as a note says" in err
+
+
+def test_verdicts_are_kept_without_better_schedules(run, interrupted_in, log):
+    """Ctrl-C while better schedules are sought keeps the verdict."""
+    interrupted_in("taccl.explore.possible_gains", "_schedule_of")
+    code, out, err = run("diagnose", log, "--topology", "dgx-a100")
+    assert (code, "time was up in the search for better schedules at" in out) == (0, True)
+    assert "stopped by Ctrl-C; bounds or better schedules are missing" in err
+
+
+def test_a_second_ctrl_c_ends_the_verb(run, interrupted_in):
+    """A second Ctrl-C gives no answer, and exit code 130."""
+    interrupted_in("taccl.analysis.certificates.bounds", "_Finders.claims")
+    interrupted_in("taccl.analysis.certificates.bounds", "latency_of", 2)
+    code, out, err = run("bound", *SMALL)
+    assert (code, out, err) == (130, "", "taccl: error: interrupted before any result\n")
