@@ -3,8 +3,8 @@
 A `Deadline` is a time on the clock plus a `Cancellation`, which all deadlines of one task share. Python code
 checks the deadline; compiled kernels poll a signal array that it sets. `Deadline.run` keeps the caller's
 thread free to receive Ctrl-C while kernels run. Nested scopes report the progress of a task. Within
-`Deadline.ended_by_interrupts`, Ctrl-C ends all deadlines. So code that keeps partial results at its time limit
-keeps them at Ctrl-C, too.
+`Deadline.ended_by_interrupts`, Ctrl-C ends all deadlines. Code that keeps partial results at its time limit
+then keeps them at Ctrl-C.
 """
 
 from __future__ import annotations
