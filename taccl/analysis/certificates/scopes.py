@@ -302,7 +302,7 @@ def prices(
             raise OutOfTime(f"time_limit_s: no bound in {time_limit_s:g} s; give more time") from None
 
     is_free = free == problem.clauses
-    divisible = bound(problem, divisible=True, share=1 / 2 if is_free else 1 / 3)
+    divisible = bound(problem, divisible=True, share=3 / 4 if is_free else 1 / 2)
     whole = bound(problem, divisible=False, share=1.0 if is_free else 1 / 2)
     without = whole if is_free else bound(replace(problem, clauses=free), divisible=False, share=1.0)
     return Prices(
