@@ -43,7 +43,6 @@ LINES = (
         "_internal.units",
     ),
     ("_internal.value_readers",),
-    ("_internal.readers",),
     ("_internal.arguments", "_internal.kernels", "_internal.reading"),
     ("_internal.draws", "_internal.validation"),
     ("topology", "problem.chunks", "solvers"),

@@ -65,6 +65,20 @@ def test_list_of_machines_is_current():
     assert set(re.findall(r"\b[a-z][a-z-]*\d[\w-]*", listed)) == models
 
 
+def test_places_of_decisions_are_current():
+    """Each file of the table of decisions in the architecture page defines the names beside it."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.split("## Where to change ...")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| `([\w/.]+)` \| ([^|]+) \|$", section, re.MULTILINE)
+    assert len(rows) > 10
+    for file, names in rows:
+        code = (ROOT / "taccl" / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(    )?(def {name}\(|class {name}\b|{name}\b[:, ])", code, re.MULTILINE), (
+                name
+            )
+
+
 def test_causes_of_diagnose_are_current():
     """The page of `diagnose` has a row with title, evidence and remedy for every cause, in their order."""
     page = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from taccl._internal.names import did_you_mean, matching
 from taccl._internal.names import quoted as quoted
-from taccl._internal.readers import reader_of
-from taccl._internal.value_readers import Reader
+from taccl._internal.value_readers import Reader, reader_of
 from taccl._internal.value_readers import whole_number as whole_number
 from taccl.errors import InputError
 

@@ -2,7 +2,7 @@
 
 Transforms turn the problem into one that is easier to search. The budgeter (`taccl.synthesis.budget`) runs
 proposers, which find schedules of it. The best schedule is transformed back, compared with a lower bound and
-verified. `taccl.synthesis.transforms.table` and `taccl.synthesis.proposers.table` list all transforms and
+verified. `taccl.synthesis.checking` applies the transforms, and `taccl.synthesis.proposers.table` lists the
 proposers.
 """
 
