@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from statistics import median
+from typing import NamedTuple
 
 from taccl._internal.arguments import Count, Duration, Seconds, checked
 from taccl._internal.deadline import Deadline, OutOfTime
@@ -106,6 +107,15 @@ def diagnose(
         return _diagnosis(logs, machine, collective, deadline, in_place=in_place, gains=gains)
 
 
+class _Case(NamedTuple):
+    """A measured series: its expectation, its log, notes on the topology, and hosts per node of this one."""
+
+    expected: Expectation
+    log: Log
+    notes: list[str]
+    hosts: int
+
+
 def _diagnosis(
     logs: Sequence[str | os.PathLike[str]],
     machine: Machine,
@@ -119,67 +129,62 @@ def _diagnosis(
     read = read_logs(logs, collective=collective, in_place=in_place)
     gpus = next((log.gpus for log in read if log.gpus), frozenset())
     network = next((log.debug.network for log in read if log.debug.network), "")
-    log_of = {each.source: log for log in read for each in log.series}
-    series = list(_series(read))
     # Series on the same ranks share a topology, with the figures derived from it.
     made: dict[tuple[int, int], tuple[Topology, list[str]]] = {}
-    for one in series:
+    measured = list(_series(read))
+    for one, _ in measured:
         if (one.num_ranks, one.num_nodes) not in made:
             made[one.num_ranks, one.num_nodes] = topology_of(one, machine, gpus, network)
-    placed = [(one, *made[one.num_ranks, one.num_nodes]) for one in series]
+    named = network if machine.topology is None else ""
+    cases = []
+    for one, log in measured:
+        on, notes = made[one.num_ranks, one.num_nodes]
+        resized = one.on(on.num_ranks, on.num_nodes)
+        expected = Expectation(resized, on, named, log.debug.algorithms, log.debug.version)
+        cases.append(_Case(expected, log, notes, max(1, one.num_nodes // on.num_nodes)))
     nics = tuple(largest_rate(each) for log in read for each in log.series if each.streams)
-    links = [
-        link_sentence(each, machine, gpus, placed, log.debug.version)
+    usual = next(iter(made.values()), (None,))[0]
+    links = tuple(
+        link_sentence(each, machine, gpus, usual, log.debug.version)
         for log in read
         for each in log.series
         if each.collective == POINT_TO_POINT
-    ]
-    named = network if machine.topology is None else ""
-    expectations = [
-        Expectation(each.on(on.num_ranks, on.num_nodes), on, named, debug.algorithms, debug.version)
-        for each, on, _ in placed
-        for debug in (log_of[each.source].debug,)
-    ]
-    shares = [_share(each) for each in expectations]
+    )
     found, sound = list[SeriesDiagnosis](), list[int]()
     verdicts = deadline.sooner(_VERDICT_SHARE * deadline.left_s)
-    for index, (each, share) in enumerate(zip(expectations, shares, strict=True)):
-        same = {
-            other.topology.num_nodes: part
-            for other, part in zip(expectations, shares, strict=True)
-            if other.series.collective == each.series.collective and part is not None
-        }
-        log = log_of[each.series.source]
-        beside = (other for other in expectations if log_of[other.series.source] is log)
-        full = _full_network(each, beside)
-        hosts = max(1, placed[index][0].num_nodes // each.topology.num_nodes)
-        named_by_user = machine.topology is not None
-        facts = _facts(each, share, same, nics, log, named=named_by_user, full_network=full, hosts=hosts)
-        notes = [*placed[index][2], *filter(None, [irregularity_note(each.series)])]
-        if full and facts.is_slow:
-            notes.append(
-                f"the {full} in the same log reaches the rate of all NICs, so they are not the cause"
-            )
-        if log.debug.algorithms:
-            notes.append(_algorithm_note(each, log.debug.algorithms))
-        if not each.knows_latencies and each.series.size_bytes[0] <= _SMALL:
-            notes.append(_NO_LATENCIES)
+    for index, case in enumerate(cases):
+        facts = _facts(case, cases, nics, named=machine.topology is not None)
+        notes = [*case.notes, *_notes(case, facts)]
         if _is_faulty(facts):
             notes.append("better schedules are not sought until the machine performs as expected")
         else:
             sound.append(index)
-        limit = verdicts.sooner(verdicts.left_s / (len(expectations) - index))
-        found.append(_judged(each, facts, limit, notes, machine, log))
+        limit = verdicts.sooner(verdicts.left_s / (len(cases) - index))
+        found.append(_judged(case.expected, facts, limit, notes, machine, case.log))
     for number, index in enumerate(sound if gains else ()):
         limit = deadline.sooner(deadline.left_s / (len(sound) - number))
-        found[index] = with_gains(found[index], expectations[index], limit, machine)
+        found[index] = with_gains(found[index], cases[index].expected, limit, machine)
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
-    if expectations:
-        judged = [each.series for each in expectations]
-        notes += mismatches(read, judged, machine_of(expectations[0].topology), ())
-        if machine.profile is not None and expectations[0].follows_schedules:
+    if cases:
+        first = cases[0].expected
+        judged = [each.expected.series for each in cases]
+        notes += mismatches(read, judged, machine_of(first.topology), ())
+        if machine.profile is not None and first.follows_schedules:
             notes.append(_BY_SCHEDULES)
-    return Diagnosis(tuple(found), tuple(links), tuple(notes))
+    return Diagnosis(tuple(found), links, tuple(notes))
+
+
+def _notes(case: _Case, facts: Facts) -> Iterator[str]:
+    """Yield notes on a measured series: irregular sizes, and what its usual times rest on."""
+    expected, stated = case.expected, case.log.debug.algorithms
+    yield from filter(None, [irregularity_note(expected.series)])
+    if facts.full_network and facts.is_slow:
+        reaches = "in the same log reaches the rate of all NICs, so they are not the cause"
+        yield f"the {facts.full_network} {reaches}"
+    if stated:
+        yield _algorithm_note(expected, stated)
+    if not expected.knows_latencies and expected.series.size_bytes[0] <= _SMALL:
+        yield _NO_LATENCIES
 
 
 def _algorithm_note(expected: Expectation, stated: Collection[str]) -> str:
@@ -191,8 +196,8 @@ def _algorithm_note(expected: Expectation, stated: Collection[str]) -> str:
     return f"no times are predicted for the log's NCCL_ALGO ({listed}), so {usual}"
 
 
-def _series(logs: Iterable[Log]) -> Iterator[Series]:
-    """Yield the measured series of collectives in logs; `FormatError` for a collective without a model."""
+def _series(logs: Iterable[Log]) -> Iterator[tuple[Series, Log]]:
+    """Yield (series of a collective, its log); raise `FormatError` for a collective without a model."""
     for log in logs:
         for each in log.series:
             if each.collective not in COLLECTIVES:
@@ -202,7 +207,7 @@ def _series(logs: Iterable[Log]) -> Iterator[Series]:
                 )
                 raise FormatError(said, where=each.source)
             if each.collective != POINT_TO_POINT:
-                yield each
+                yield each, log
 
 
 def _share(expected: Expectation) -> float | None:
@@ -270,11 +275,20 @@ def _small_ratios(expected: Expectation, *, protocols: bool = False) -> dict[str
     return {name: time_us / measured_us for name, time_us in times_us.items()}
 
 
-def _facts(
-    expected: Expectation, share: float | None, share_of_nodes: dict[int, float], nics: tuple[float, ...],
-    log: Log, *, named: bool, full_network: str, hosts: int,
-) -> Facts:  # fmt: skip
+def _facts(case: _Case, cases: Sequence[_Case], nics: tuple[float, ...], *, named: bool) -> Facts:
+    """Figures of a measured series relative to what is expected.
+
+    - `cases`: All series of the diagnosis.
+    - `nics`: Rates of single NICs in GB/s.
+    - `named`: True if the user named the topology.
+    """
+    expected, log = case.expected, case.log
     on, series, debug = expected.topology, expected.series, log.debug
+    share = _share(expected)
+    alike = (each.expected for each in cases if each.expected.series.collective == series.collective)
+    parts = ((each.topology.num_nodes, _share(each)) for each in alike)
+    share_of_nodes = {number: part for number, part in parts if part is not None}
+    full_network = _full_network(expected, (each.expected for each in cases if each.log is log))
     small_us, usual_us = _small(expected)
     is_slow = share is not None and share < HEALTHY
     figures = machine_of(on)
@@ -324,7 +338,7 @@ def _facts(
         other_nics=other_nics, lists_links=not on.machine,
         path_gb_per_s=_path_gb_per_s(on) if joint == "bridges" else 0.0,
         busbw_gb_per_s=_busbw(series, series.times_us[-1]),
-        hosts=hosts, own_choice=_own_choice(expected),
+        hosts=case.hosts, own_choice=_own_choice(expected),
         may_be_bridged=not named and on.num_nodes == 1 and may_be_bridged(on.machine, log.gpus),
     )  # fmt: skip
 

@@ -31,67 +31,74 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
     rate = [each for each in causes if each.of == "rate"]
     latency = [each for each in causes if each.of == "latency"]
     detours = [each for each in rate if each.name in DETOURS and each.grade == "likely"]
-    found = [(facts.is_slow, rate, "large"), (facts.is_late, detours or latency, "small")]
-    said = [f"; {size} messages: {_named(some)}" for is_off, some, size in found if is_off]
-    if facts.is_slow and facts.share is not None:
-        if facts.fills_path:
-            said[0] = "; large messages: usual for bridged pairs, whose rings share one path of PCIe"
-        elif facts.other_nics is not None:
-            num, gb_per_s, is_listed = facts.other_nics
-            usual = f"; large messages: {gb_per_s:.4g} GB/s are usual with "
-            if is_listed:
-                usual += (
-                    f"the {num} NICs that the log lists for a node, but {facts.nics_per_node} are assumed"
-                )
-            else:
-                usual += f"{format_count(num, 'NIC')} for a node, or with {num / facts.nics_per_node:.0%} "
-                usual += f"of their rate, but {facts.nics_per_node} are assumed"
-            other = "" if is_listed else f"; with {facts.nics_per_node}, {_named(rate)}"
-            said[0] = f"{usual}: name the machine (--topology){other}"
-        elif facts.own_choice:
-            own = f"{facts.library}'s own choice, {facts.own_choice}, has this rate"
-            is_near = facts.share >= WITHIN_ERROR
-            of = f"within the error of the model ({1 - WITHIN_ERROR:.0%})" if is_near else "large messages"
-            said[0] = f"; {of}: {own}, or{said[0][1:]}"
-        elif facts.untested and facts.share >= UNTESTED:
-            said[0] = f"; large messages: not judged, as predictions may be {1 / UNTESTED:.2g} times too fast"
-            said[0] += f" (algorithm {facts.alike} has this rate)" if facts.alike else ""
-        elif facts.share >= WITHIN_ERROR:
-            said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
-    if facts.is_unjudged:
-        times = f"predictions may be {UNTESTED_USUAL:g} times too fast"
-        alike = f"; algorithm {facts.small_alike} takes as long" if facts.small_alike else ""
-        reason = f"no published log of {facts.small_untested}{alike}"
-        said.append(f"; small messages: not judged, as {times} ({reason})")
-    if facts.share is not None and facts.share > _TOO_FAST:
-        is_bound = bound_share is not None and bound_share <= OVER
-        if is_bound:
-            said.append("; above the prediction, but not above the bound")
-        elif (
-            facts.may_be_bridged or facts.joint == "PCIe" and facts.num_nodes == 1 and facts.share > _BRIDGED
-        ):
-            way_out = (
-                "than the PCIe links of --topology: it may lack NVLink bridges, or be of another server"
-                if facts.lists_links
-                else "than PCIe, as with NVLink bridges: give `nvidia-smi topo -m` as --topology"
-            )
-            said.append(f"; faster {way_out}")
-        else:
-            said.append("; faster than the model allows: check --topology and the number of ranks")
     off = list(sizes_off(facts))
-    if off:
-        said.append(f"; off the curve: {first_of(off, _NAMED)}")
-    if facts.middle:
-        said.append(f"; {facts.middle}, by a fault or an error of the model")
+    clauses = [
+        *([_slow_clause(facts, rate)] if facts.is_slow else []),
+        *([f"small messages: {_named(detours or latency)}"] if facts.is_late else []),
+        *([_unjudged_clause(facts)] if facts.is_unjudged else []),
+        *([_fast_clause(facts, bound_share)] if (facts.share or 0.0) > _TOO_FAST else []),
+        *([f"off the curve: {first_of(off, _NAMED)}"] if off else []),
+        *([f"{facts.middle}, by a fault or an error of the model"] if facts.middle else []),
+    ]
     is_known = facts.share is not None or facts.small_ratio is not None
-    ending = "".join(said) or ("; as expected" if is_known else "")
+    ending = "".join(f"; {each}" for each in clauses or ["as expected"] * is_known)
     if facts.may_be_bridged and facts.share is not None and HEALTHY <= facts.share <= _TOO_FAST:
-        ending += " of PCIe alone" if not said else "; large messages have the rate of PCIe alone"
+        ending += "; large messages have the rate of PCIe alone" if clauses else " of PCIe alone"
         ending += ": bridges between pairs of such boards are not in the log (give `nvidia-smi topo -m`)"
     in_verdict = {each.name for each in causes if each.title in ending}
     unseen = [said for name, said in facts.stated.items() if name in ANY_RATE and name not in in_verdict]
     ending += f", but {unseen[0]}" if unseen and is_known else ""
     return f"{ending}; no published log of {facts.untested}" if facts.untested and is_known else ending
+
+
+def _slow_clause(facts: Facts, rate: Sequence[Cause]) -> str:
+    """Clause on large messages that are slower than expected.
+
+    - `rate`: Causes of low rates.
+    """
+    assert facts.share is not None, "large messages are slow"
+    is_within_error = facts.share >= WITHIN_ERROR
+    within_error = f"within the error of the model ({1 - WITHIN_ERROR:.0%})"
+    plain = f"large messages: {_named(rate)}"
+    if facts.fills_path:
+        return "large messages: usual for bridged pairs, whose rings share one path of PCIe"
+    if facts.other_nics is not None:
+        num, gb_per_s, is_listed = facts.other_nics
+        usual = f"large messages: {gb_per_s:.4g} GB/s are usual with "
+        assumed = f"but {facts.nics_per_node} are assumed: name the machine (--topology)"
+        if is_listed:
+            return f"{usual}the {num} NICs that the log lists for a node, {assumed}"
+        usual += (
+            f"{format_count(num, 'NIC')} for a node, or with {num / facts.nics_per_node:.0%} of their rate"
+        )
+        return f"{usual}, {assumed}; with {facts.nics_per_node}, {_named(rate)}"
+    if facts.own_choice:
+        where = within_error if is_within_error else "large messages"
+        return f"{where}: {facts.library}'s own choice, {facts.own_choice}, has this rate, or {plain}"
+    if facts.untested and facts.share >= UNTESTED:
+        alike = f" (algorithm {facts.alike} has this rate)" if facts.alike else ""
+        times = f"predictions may be {1 / UNTESTED:.2g} times too fast"
+        return f"large messages: not judged, as {times}{alike}"
+    return f"{within_error}, or {plain}" if is_within_error else plain
+
+
+def _unjudged_clause(facts: Facts) -> str:
+    """Clause on small messages whose expected time is too uncertain to judge them."""
+    times = f"predictions may be {UNTESTED_USUAL:g} times too fast"
+    alike = f"; algorithm {facts.small_alike} takes as long" if facts.small_alike else ""
+    return f"small messages: not judged, as {times} (no published log of {facts.small_untested}{alike})"
+
+
+def _fast_clause(facts: Facts, bound_share: float | None) -> str:
+    """Clause on large messages that are faster than any error of the model explains."""
+    if bound_share is not None and bound_share <= OVER:
+        return "above the prediction, but not above the bound"
+    is_beyond_pcie = facts.joint == "PCIe" and facts.num_nodes == 1 and (facts.share or 0.0) > _BRIDGED
+    if not facts.may_be_bridged and not is_beyond_pcie:
+        return "faster than the model allows: check --topology and the number of ranks"
+    if facts.lists_links:
+        return "faster than the PCIe links of --topology: it may lack NVLink bridges, or be of another server"
+    return "faster than PCIe, as with NVLink bridges: give `nvidia-smi topo -m` as --topology"
 
 
 def _named(causes: Sequence[Cause]) -> str:
@@ -107,12 +114,14 @@ def link_sentence(
     series: Series,
     machine: Machine,
     gpus: Collection[str],
-    placed: Sequence[tuple[Series, Topology, list[str]]],
+    on: Topology | None,
     version: Sequence[int],
 ) -> str:
-    """Sentence that compares the rate between two ranks with that of a GPU's links or a NIC."""
+    """Sentence that compares the rate between two ranks with that of a GPU's links or a NIC.
+
+    - `on`: Topology of a measured collective; None if the logs have no collective.
+    """
     rate = largest_rate(series)
-    on = next((on for _, on, _ in placed), None)
     if on is None:
         on, _ = topology_of(
             series.on(0, series.num_nodes), machine._replace(nodes=2 if series.num_nodes > 1 else 1), gpus
