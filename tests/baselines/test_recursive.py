@@ -1,10 +1,16 @@
-"""The recursive doubling baseline."""
+"""Recursive doubling, swing, and bine trees."""
+
+from fractions import Fraction
 
 import pytest
 
-from taccl.baselines import recursive
+from taccl import collectives
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import bine, recursive, swing
+from taccl.baselines.recursive import doubling, swing_partner
 from taccl.errors import CollectiveError
-from taccl.topology import fabrics
+from taccl.problem.making import make_problem
+from taccl.topology import fabrics, machines
 
 
 def test_allgather_of_four(make, unit_costs):
@@ -35,3 +41,95 @@ def test_other_numbers_of_ranks_are_refused(make, unit_costs):
     """Six ranks are not a power of two, and are refused."""
     with pytest.raises(CollectiveError, match="power of two, but found 6 ranks"):
         recursive(make("allgather", fabrics.ring(6, **unit_costs)))
+
+
+def test_partners_swing_from_side_to_side():
+    """Partners of rank 0 are at distances 1, 1 - 2, 1 - 2 + 4, and so on; mirrored partners are at the
+    negated distances."""
+    assert [swing_partner(0, step, 32) for step in range(5)] == [1, 31, 3, 27, 11]
+    assert [swing_partner(0, step, 32, mirrored=True) for step in range(5)] == [31, 1, 29, 5, 21]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_partners_have_each_other_and_double_what_they_know(size, mirrored):
+    """Partners are mutual, and the data that a rank has doubles with every step, in both orders of steps."""
+    steps = range(size.bit_length() - 1)
+    for order in (steps, steps[::-1]):
+        known = [{place} for place in range(size)]
+        for count, step in enumerate(order, 1):
+            partner = [swing_partner(place, step, size, mirrored=mirrored) for place in range(size)]
+            assert [partner[other] for other in partner] == list(range(size))
+            known = [known[place] | known[partner[place]] for place in range(size)]
+            assert {len(each) for each in known} == {2**count}
+
+
+def test_both_directions_of_a_ring_are_used():
+    """On a ring of four each rank receives three chunks over two links that are never idle."""
+    problem = make_problem(
+        fabrics.ring(4, alpha_us=0, bandwidth_gb_per_s=1), collectives.allgather(4), chunk_bytes=1000
+    )
+    schedule = swing(problem)
+    verify(schedule).raise_if_failed()
+    assert schedule.finish == Fraction(3, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("collective", "phases"), [("allgather", 1), ("reduce-scatter", 1), ("allreduce", 2)]
+)
+def test_all_links_of_a_torus_are_used(collective, phases):
+    """Swing uses all links of a torus.
+
+    On 4 x 4 ranks, 15 chunks of 4 us enter each rank over four links in parallel.
+    """
+    topology = fabrics.torus(4, 4, alpha_us=0, bandwidth_gb_per_s=1, ranks_per_node=4)
+    problem = make_problem(topology, collectives.make(collective, 16), chunk_bytes=4000)
+    schedule = swing(problem)
+    verify(schedule).raise_if_failed()
+    assert schedule.finish == phases * 15 * 4 / 4
+
+
+def test_partners_are_a_third_less_far_than_of_doubling():
+    """On a ring of 16 Swing's partners are 1 + 1 + 3 + 5 hops away; doubling's are 1 + 2 + 4 + 8."""
+    problem = make_problem(fabrics.ring(16), collectives.allreduce(16), chunk_bytes=1000)
+    near_first = [[[swing_partner(rank, step, 16) for rank in range(16)]] for step in range(4)]
+    assert len(doubling(problem, [near_first]).chunk) == 10 * 16 * 16
+
+
+def test_a_broadcast_takes_the_shortest_path(make, unit_costs):
+    """A bine tree reaches the last rank over fewer hops than a binomial tree.
+
+    On a ring of 8 these are 4 hops, instead of 4 + 2 + 1.
+    """
+    problem = make("broadcast", fabrics.ring(8, **unit_costs))
+    assert bine(problem, cut=False).finish_us == 4 * 2
+    assert recursive(problem, cut=False).finish_us == 7 * 2
+
+
+@pytest.mark.parametrize("function", [swing, bine])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "scatter", "gather", "alltoall"])
+@pytest.mark.parametrize(
+    "topology",
+    [machines.dgx2(), machines.ndv2(2), fabrics.torus(4, 2, ranks_per_node=4), fabrics.hypercube(3)],
+)
+def test_other_collectives(function, collective, topology):
+    """Swing's broadcasts, reductions and alltoalls are valid."""
+    schedule = function(
+        make_problem(topology, collectives.make(collective, topology.num_ranks), chunk_bytes=10**5)
+    )
+    verify(schedule).raise_if_failed()
+
+
+@pytest.mark.parametrize("function", [swing, bine])
+def test_other_numbers_of_ranks_than_powers_of_two_are_refused_by_swing(function, make, unit_costs):
+    """Six ranks are not a power of two, and are refused."""
+    with pytest.raises(CollectiveError, match=f"{function.__name__} needs a power of two, but found 6 ranks"):
+        function(make("allgather", fabrics.ring(6, **unit_costs)))
+
+
+@pytest.mark.slow
+def test_whole_sums_of_too_many_transfers_are_left_out():
+    """On 256 ranks whole sums would exceed the limit on transfers, so halving is used."""
+    found = swing(make_problem(fabrics.torus(16, 16), "allreduce", size_bytes=16_000))
+    assert found.producer == "swing" and verify(found).ok

@@ -1,4 +1,4 @@
-"""Bandwidth over size: of a schedule, its bound and the baselines."""
+"""Pictures over message sizes: bandwidth of a schedule, measured points of fits and diagnoses."""
 
 import pytest
 
@@ -8,6 +8,8 @@ from taccl.baselines.table import label_of
 from taccl.errors import InputError
 from taccl.plot import sizes
 from tests.effort import brief_synthesis, first_bounds
+from tests.explore.degraded import RINGS, SIZES, node_log
+from tests.measure.logs import SIZES as FITTED_SIZES
 from tests.synthesis.small_problems import full, problem_of, two_nodes
 
 
@@ -211,3 +213,22 @@ def test_beside_a_log_stands_the_bound_of_any_protocol(tmp_path, monkeypatch):
         page = taccl.report(schedule, budget_s=20, measured=[str(log)])
     assert "bandwidth of the finish" in page
     assert f"busbw {schedule.predicted_busbw_gb_per_s:.4g} GB/s, as measured" in page
+
+
+@pytest.mark.slow
+def test_points_and_curve_of_every_series(line_fit):
+    """One series has its points and one curve over all of its sizes; the title has the error."""
+    ax = taccl.plot.measured(line_fit)
+    points, curve = ax.get_lines()
+    assert tuple(points.get_xdata()) == tuple(curve.get_xdata()) == FITTED_SIZES
+    assert "median error" in ax.get_title(loc="left")
+
+
+@pytest.mark.slow
+def test_measured_expected_and_bound_are_drawn(tmp_path):
+    """One point per size, a curve through the expected times at these sizes, and a line at the bound."""
+    (tmp_path / "a.log").write_text(node_log(RINGS))
+    (found,) = taccl.diagnose([str(tmp_path / "a.log")], gains=False).series
+    expected, measured, bound = taccl.plot.diagnosis(found).lines
+    assert len(expected.get_xdata()) == len(measured.get_xdata()) == len(SIZES)
+    assert max(measured.get_ydata()) < min(max(expected.get_ydata()), *bound.get_ydata())
