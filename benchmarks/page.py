@@ -232,12 +232,12 @@ def _differing(row: Row) -> str:
 def _fit(data: dict[str, Any]) -> str:
     ahead = data["predicted"]
     said = (
-        "Limits for each log are a median error of 6%, 20% at the 90th percentile, 8% left out, and 5 s. "
+        "Limits for each log are a median error of 3%, 20% at the 90th percentile, 8% left out, and 5 s. "
         "*irregular* is the mean distance of the times from the nearest curve that rises with the size. "
         "*noise* is the median deviation of a time, by the times in place and out of place. "
         "*three lines* is the median error of up to three lines of free latency and rate through the times: "
         "fits with three protocols are rarely better. "
-        f"The mean of the medians of single logs is {data['mean_of_medians']:.1%} (limit 4%). Two further "
+        f"The mean of the medians of single logs is {data['mean_of_medians']:.1%} (limit 3%). Two further "
         "checks have a limit of 15%. A fit to one node of MI300X, with a NIC rate set by hand, predicts "
         f"two nodes at 1 GiB with an error of {ahead['error']:.1%}. The baseline `nccl` on a profile "
         "fitted to a log predicts that log with these median errors over sizes: "

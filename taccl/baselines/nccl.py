@@ -277,7 +277,8 @@ def nccl_bounded(
         )
     if schedule.problem.topology.links != topology.links:
         notes.append(f"for the finish, {table_rates(chosen.algorithm)}; the bound is for full link rates")
-    first += filter(None, (_library_gap(problem, schedule, chosen, nvls=nvls), model_gap(schedule, chosen)))
+    gaps = _library_gap(problem, schedule, chosen, nvls=nvls), _measured_gap(problem, chosen)
+    first += filter(None, (*gaps, model_gap(schedule, chosen)))
     return replace(schedule.problem, topology=topology), (*first, *notes)
 
 
@@ -318,6 +319,20 @@ def _library_gap(problem: Problem, schedule: Schedule, chosen: Considered, *, nv
     return (
         f"{library} itself is expected to take {format_us(expected.time_us)} on {problem.topology.machine} "
         f"({expected.algorithm}, {expected.protocol}), {reason}"
+    )
+
+
+def _measured_gap(problem: Problem, chosen: Considered) -> str:
+    """Note on the fitted profile's correction of the modelled time at this size; empty within 10 % of it."""
+    topology, name, profile = problem.topology, problem.collective.name, profile_of(problem.topology)
+    if profile is None or problem.size_bytes is None:
+        return ""
+    factor = profile.correction(name, topology.num_ranks, topology.num_nodes, problem.size_bytes)
+    if abs(factor - 1) <= _AGREES:
+        return ""
+    return (
+        f"by the profile's log, {library_name(topology)} takes {factor:.2f} times the modelled time at this "
+        f"size, {format_us(factor * chosen.time_us)}: compare real runs with that figure"
     )
 
 

@@ -15,6 +15,7 @@ from taccl._internal.arrays import Floats, Ints
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.errors import InputError, NumericsWarning, warn
 from taccl.measure.channel_limits import channel_costs, few_channels
+from taccl.measure.correction import LeftOut, correction
 from taccl.measure.curve import irregularity_note
 from taccl.measure.estimate import (
     CONTRADICTED,
@@ -135,9 +136,18 @@ def fit(
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
     shares = _links_shares(on, costs, local, set(map(senders, kept)))
     observed, found, share, is_off = _estimated(kept, machine, before, shares, MOST_OF_LINK * rate)
+    deadline = Deadline()  # passes at Ctrl-C, on the command line
+    tenths = [fold for fold in _left_out(observed, before, deadline) if fold]
+    folds = [list(each) for each in zip(*tenths, strict=True)] or [[] for _ in kept]
     fitted = [
-        _fitted_series(each, seen, protocols, found.logs)
-        for each, seen, protocols in zip(kept, observed, found.protocols, strict=True)
+        _fitted_series(each, seen, protocols, found.logs, left)
+        for each, seen, protocols, left in zip(kept, observed, found.protocols, folds, strict=True)
+    ]
+    left_out = [
+        error
+        for each, left in zip(fitted, folds, strict=True)
+        for fold in left
+        for error in fold.errors(corrected=bool(each.factors)).tolist()
     ]
     errors = [
         abs(predicted / time_us - 1)
@@ -149,7 +159,6 @@ def fit(
         taken = tuple(np.unique(np.concatenate([*found.protocols, [2]])).tolist())
     source = ", ".join(os.path.basename(log.path) for log in read)
     rows = tuple(f"{log.path}: {row}" for log in read for row in log.left_out)
-    deadline = Deadline()  # passes at Ctrl-C, on the command line
     samples = _samples(observed, before, found, seed, deadline)
     parameters = _parameters(observed, before, found, source, samples)
     rates = [
@@ -157,7 +166,6 @@ def fit(
         for each, prior in zip(parameters, before, strict=True)
         if each.determined and each.name.endswith("_gb_per_s")
     ]
-    left_out = _left_out(observed, before, deadline)
     p90 = float(np.percentile(errors, 90))
     poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes fit badly; see their table"
     if p90 > WORST_P90:
@@ -237,10 +245,17 @@ def _check_nodes(series: Iterable[Series], topology: Topology) -> None:
             raise InputError(wrong_ranks(topology, each.num_ranks, topology.num_ranks), where=each.source)
 
 
-def _fitted_series(series: Series, observed: Observed, protocols: Ints, logs: Floats) -> FittedSeries:
-    """Series with the predicted time of each size, under its protocol."""
+def _fitted_series(
+    series: Series, observed: Observed, protocols: Ints, logs: Floats, folds: Sequence[LeftOut]
+) -> FittedSeries:
+    """Series with the predicted time of each size, under its protocol, and with its correction by size."""
     predicted = observed.predicted_us(logs)[protocols, np.arange(len(protocols))]
-    return FittedSeries(series, tuple(predicted.tolist()), tuple(protocols.tolist()))
+    factors = np.array([])
+    if not observed.terms.streams:
+        factors = correction(observed.size_bytes, observed.times_us / predicted, folds)
+        predicted = predicted * (factors if factors.size else 1.0)
+    numbers = predicted.tolist(), protocols.tolist(), factors.tolist()
+    return FittedSeries(series, *map(tuple, numbers))
 
 
 def _without_few_channels(
@@ -278,31 +293,36 @@ def _at_limits(
         yield f"{each.name} is at its limit of {each.value:.3g}, its physical limit: {why}"
 
 
-def _left_out(observed: Sequence[Observed], before: Sequence[Parameter], deadline: Deadline) -> list[float]:
-    """Relative errors in 10-fold cross-validation: a fit to nine tenths of the sizes predicts the others.
+def _left_out(
+    observed: Sequence[Observed], before: Sequence[Parameter], deadline: Deadline
+) -> list[list[LeftOut]]:
+    """10-fold cross-validation, by fold and series: a fit to nine tenths of the sizes predicts the others.
 
-    Empty if there are too few sizes, or at the deadline.
+    The sizes of a fold are ten places apart, so the neighbours of a size that is left out are kept. Empty
+    if there are too few sizes, or at the deadline.
     """
     if min(len(each.size_bytes) for each in observed) < _MIN_SIZES:
         return []
     with suppress(OutOfTime), deadline.enforced():
-        return [error for fold in range(_FOLDS) for error in _errors_of(fold, observed, before)]
+        return [_fold(fold, observed, before) for fold in range(_FOLDS)]
     return []
 
 
-def _errors_of(fold: int, observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:
-    """Relative errors of one tenth of the sizes, as a fit to the others predicts them."""
+def _fold(fold: int, observed: Sequence[Observed], before: Sequence[Parameter]) -> list[LeftOut]:
+    """One tenth of the sizes, by series, as a fit to the others predicts them."""
     out = [np.arange(len(each.size_bytes)) % _FOLDS == fold for each in observed]
     if not any(each.any() for each in out):
         return []
     kept = [each.part(~away) for each, away in zip(observed, out, strict=True)]
     found = estimate(kept, before)
-    errors: list[float] = []
-    for index, (each, away) in enumerate(zip(observed, out, strict=True)):
-        sizes, times = each.size_bytes[away], each.times_us[away]
-        predicted = found.predicted_like_us(index, kept[index], sizes)
-        errors += np.abs(predicted / times - 1).tolist()
-    return errors
+    return [
+        LeftOut(
+            each.size_bytes[away], each.times_us[away],
+            found.predicted_like_us(index, some, each.size_bytes[away]), some.size_bytes, some.times_us,
+            found.predicted_like_us(index, some, some.size_bytes),
+        )
+        for index, (each, some, away) in enumerate(zip(observed, kept, out, strict=True))
+    ]  # fmt: skip
 
 
 def _samples(

@@ -11,6 +11,7 @@ import numpy as np
 
 from taccl._internal.arguments import Bytes, Count, checked
 from taccl.errors import InputError
+from taccl.measure.correction import factors_at
 from taccl.measure.curve import irregularity, noise
 from taccl.measure.library_costs import Costs
 from taccl.measure.machine import Machine, find_machine
@@ -37,11 +38,22 @@ class FittedParameter:
 
 @dataclass(frozen=True, slots=True)
 class FittedSeries:
-    """A series with predicted time and protocol at each size (0 ll, 1 ll128, 2 simple)."""
+    """A series with predicted time and protocol at each size (0 ll, 1 ll128, 2 simple).
+
+    - `factors`: Correction at each size, included in the predicted times; empty if there is none.
+    """
 
     series: Series
     predicted_us: tuple[float, ...]
     protocols: tuple[int, ...]
+    factors: tuple[float, ...] = ()
+
+    def factor(self, size_bytes: int) -> float:
+        """Correction at a size; beyond the measured sizes, that of the nearest one."""
+        if not self.factors:
+            return 1.0
+        asked = np.array([float(size_bytes)])
+        return float(factors_at(asked, np.array(self.series.size_bytes, float), np.array(self.factors))[0])
 
     @property
     def ranges(self) -> dict[int, tuple[int, int]]:
@@ -72,8 +84,8 @@ class Fit:
     errors : tuple of float
         Relative errors at all sizes, as fractions.
     left_out_errors : tuple of float
-        Relative errors in 10-fold cross-validation: at each tenth of the sizes, under a fit to the others.
-        Empty if a series has fewer than 3 sizes.
+        Relative errors in 10-fold cross-validation: at each tenth of the sizes, under a fit to the others,
+        with their correction by size if the series has one. Empty if a series has fewer than 3 sizes.
     rows_left_out : tuple of str
         File and line of each row whose time and bandwidth contradict each other, with the reason.
     protocols : tuple of int
@@ -156,8 +168,8 @@ class Fit:
 
         Collectives that a log has, on as many ranks and nodes, follow the fitted parameters under the
         protocol that the library used at this size; under the fastest one among `protocols` at sizes between
-        those of two protocols, and beyond all. Others follow the library's own choice and pipeline,
-        calibrated to the logs.
+        those of two protocols, and beyond all. The correction by size of the log applies, if it has one.
+        Others follow the library's own choice and pipeline, calibrated to the logs.
 
         Parameters
         ----------
@@ -168,8 +180,9 @@ class Fit:
         size_bytes : int
             The larger of a rank's input and output, in bytes.
         """
-        seen = {(e.series.collective, e.series.num_ranks, e.series.num_nodes): e.ranges for e in self.series}
-        ranges = seen.get((collective, num_ranks, num_nodes), {})
+        seen = {(e.series.collective, e.series.num_ranks, e.series.num_nodes): e for e in self.series}
+        measured = seen.get((collective, num_ranks, num_nodes))
+        ranges = {} if measured is None else measured.ranges
         if self.costs is not None and not ranges:
             size = np.array([float(size_bytes)])
             return float(predicted_us(self.costs, collective, num_ranks, num_nodes, size)[0])
@@ -181,7 +194,8 @@ class Fit:
         )
         used = [index for index, (low, high) in ranges.items() if low <= size_bytes <= high]
         times = times_us(terms, np.array([float(size_bytes)]), logs)
-        return float(np.min(times[used or list(self.protocols)]))
+        factor = 1.0 if measured is None else measured.factor(size_bytes)
+        return factor * float(np.min(times[used or list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
         """Profile of the machine as TOML text, which can be saved and then given instead of a profile name.
@@ -228,6 +242,7 @@ class Fit:
                     "title": each.series.title, "source": each.series.source,
                     "size_bytes": list(each.series.size_bytes), "measured_us": list(each.series.times_us),
                     "predicted_us": list(each.predicted_us), "protocols": list(each.protocols),
+                    "factors": list(each.factors),
                 }
                 for each in self.series
             ],

@@ -38,6 +38,7 @@ def profile_toml(fit: Fit, name: str) -> str:
         else:
             told = {"value": _number(value), "source": constant.source}
         constants[constant.name] = told
+    corrections = [_correction(series) for series in fit.series if series.factors]
     return toml_document({
         "machine": fit.machine, "source": name, "runtime": PROFILES[fit.machine][0].runtime or "nccl",
         "constants": constants,
@@ -46,6 +47,7 @@ def profile_toml(fit: Fit, name: str) -> str:
         },
         "protocol": {PROTOCOLS[i].name: _protocol(PROTOCOLS[i], found) for i in fit.protocols},
         "range": [each for series in fit.series for each in _ranges(series)],
+        **({"correction": corrections} if corrections else {}),
     })  # fmt: skip
 
 
@@ -69,6 +71,15 @@ def _ranges(found: FittedSeries) -> Iterator[dict[str, Any]]:
             "collective": series.collective, "ranks": series.num_ranks, "nodes": series.num_nodes,
             "protocol": PROTOCOLS[index].name, "from_bytes": smallest, "up_to_bytes": largest,
         }  # fmt: skip
+
+
+def _correction(found: FittedSeries) -> dict[str, Any]:
+    """Correction by size of a series."""
+    series, factors = found.series, [round(each, 4) for each in found.factors]
+    return {
+        "collective": series.collective, "ranks": series.num_ranks, "nodes": series.num_nodes,
+        "bytes": list(series.size_bytes), "factors": factors,
+    }  # fmt: skip
 
 
 def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bool = False) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from taccl.topology.parts import exact_cost, thousandths
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taccl.topology.profile_files import Range
+    from taccl.topology.profile_files import Correction, Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class Profile:
     - `channel`: Time that each further channel adds, as a library uses more channels for larger messages.
     - `runtime`: Runtime, such as ``"nccl"``, to which launch and protocols belong; empty if unknown.
     - `launches`: Launch times of other runtimes, with names such as ``"mscclpp.launch_us"``.
+    - `corrections`: Ratios of measured times to the cost model, by size, for single collectives.
     """
 
     machine: str
@@ -86,6 +87,7 @@ class Profile:
     channel: Constant | None = None
     runtime: str = ""
     launches: tuple[Constant, ...] = ()
+    corrections: tuple[Correction, ...] = ()
 
     def __getitem__(self, name: str) -> Fraction:
         """Value of a constant. Raises `KeyError` if it does not exist."""
@@ -116,6 +118,12 @@ class Profile:
     def launch_under(self, runtime: str) -> Fraction | None:
         """Launch time of another runtime in us, without a protocol's base; None if it is not listed."""
         return next((each.value for each in self.launches if each.name == f"{runtime}.launch_us"), None)
+
+    def correction(self, collective: str, num_ranks: int, num_nodes: int, size_bytes: int) -> float:
+        """Ratio of measured time to the cost model; 1 for collectives and numbers of ranks not measured."""
+        asked = collective, num_ranks, num_nodes
+        found = (e for e in self.corrections if (e.collective, e.ranks, e.nodes) == asked)
+        return next((each.factor(size_bytes) for each in found), 1.0)
 
     def under(self, protocol: str | None = None) -> Profile:
         """Profile with the constants of a protocol; by default ``"simple"``, or else the first protocol.

@@ -1,13 +1,15 @@
 """Profile files, as written by `taccl fit`: constants of a machine, each with source and confidence interval.
 
-They also contain the costs of a launch and of each protocol, and the protocol used for each message size.
+They also contain the costs of a launch and of each protocol, the protocol used for each message size, and
+corrections by size.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+import numpy as np
+from pydantic import Field, model_validator
 
 from taccl._internal.reading import parse, read_text, reads
 from taccl._internal.units import format_count, format_size
@@ -83,6 +85,34 @@ class Range(Table):
         )
 
 
+class Correction(Table):
+    """Ratios of measured times to the cost model, by message size, for one collective on equal nodes."""
+
+    collective: str
+    ranks: Positive
+    nodes: Positive
+    bytes: Annotated[list[Positive], Field(min_length=1)]
+    factors: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Correction:
+        if len(self.bytes) != len(self.factors) or sorted(set(self.bytes)) != self.bytes:
+            raise ValueError("expected ascending bytes, with a factor for each")
+        return self
+
+    def factor(self, size_bytes: int) -> float:
+        """Factor at a size, linear in its logarithm; beyond the measured sizes, that of the nearest one."""
+        return float(np.interp(np.log2(size_bytes), np.log2(self.bytes), self.factors))
+
+    def told(self) -> str:
+        """Describe the correction in a line of text: collective, ranks, range of factors and of sizes."""
+        where = (
+            f"{self.collective} on {format_count(self.ranks, 'rank')} in {format_count(self.nodes, 'node')}"
+        )
+        sizes = f"{format_size(self.bytes[0])} to {format_size(self.bytes[-1])}"
+        return f"{where}: {min(self.factors):.2f} to {max(self.factors):.2f} times the model from {sizes}"
+
+
 class ProfileFile(Table):
     """Contents of a profile file."""
 
@@ -93,6 +123,7 @@ class ProfileFile(Table):
     launch: LaunchTable | None = None
     protocol: dict[ProtocolName, ProtocolTable] = {}
     range: list[Range] = []
+    correction: list[Correction] = []
 
 
 @reads("profile")
@@ -133,6 +164,7 @@ def load_profile(path: str, nominal: Profile) -> Profile:
         channel=None if file.launch is None or file.launch.channel_us is None
         else file.launch.channel_us.constant("channel_us"),
         runtime=file.runtime,
+        corrections=tuple(file.correction),
         launches=() if file.launch is None else tuple(
             each.constant(f"{name}.launch_us") for name, each in file.launch.runtime.items()
         ),

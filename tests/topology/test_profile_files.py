@@ -1,11 +1,15 @@
 """Profile files are accepted in place of a profile's name."""
 
+from dataclasses import replace
+
 import pytest
 
 import taccl
+from taccl.baselines.nccl import nccl_bounded, nccl_choices
 from taccl.errors import TopologyError
 from taccl.explore.plan_runtimes import under_launch
 from taccl.program.runtimes import RUNTIMES
+from taccl.topology.profiles import profile_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +51,37 @@ def test_fitted_bandwidths_are_those_of_the_links(profile):
     assert topology.profile == str(profile)
 
 
+def test_corrections_by_size_hold_for_their_log_alone(line_fit, profile):
+    """A correction of the fit is written, read and stated for the measured collective and ranks, and is 1 else.
+
+    The baseline notes the measured time where the correction exceeds 10 %.
+    """
+    (series,) = line_fit.series
+    factors = [1.0 if size < 2**20 else 1.2 for size in series.series.size_bytes]
+    fit = replace(line_fit, series=(replace(series, factors=tuple(factors)),))
+    plain, asked = line_fit.predict_us("allreduce", 8, 1, 2**40), ("allreduce", 8, 1, 2**40)
+    assert fit.predict_us(*asked) == pytest.approx(1.2 * plain)
+    profile.write_text(fit.to_toml())
+    topology = taccl.topologies.parse("dgx-h100", profile=str(profile))
+    found = profile_of(topology)
+    assert [found.correction("allreduce", 8, 1, size) for size in (1, 2**40)] == [1.0, 1.2]
+    assert found.correction("allreduce", 16, 2, 2**40) == found.correction("allgather", 8, 1, 2**40) == 1
+    for size, is_noted in ((2**16, False), (2**26, True)):
+        problem = taccl.make_problem(topology, "allreduce", size_bytes=size)
+        choice = nccl_choices(problem)[0]
+        _, notes = nccl_bounded(problem, taccl.baselines.nccl(problem), choice)
+        assert any("takes 1.20 times the modelled time" in each for each in notes) == is_noted
+
+
 @pytest.mark.parametrize(("old", "new", "said"), [
+    ("[launch]", """[[correction]]
+collective = 'allreduce'
+ranks = 8
+nodes = 1
+bytes = [16, 8]
+factors = [1, 1]
+
+[launch]""", "expected ascending bytes, with a factor for each"),
     ('machine = "dgx-h100"', 'machine = "dgx2"', "machine: found a profile of dgx2; expected one of dgx-h100"),
     ("nic_alpha_us =", "nic_beta =", r"nic_alpha_us: found nothing; this constant is required"),
     ("[launch]", "more_us = { value = 1, source = 'x' }\n[launch]", "unknown constant"),

@@ -100,9 +100,18 @@ def _text(found: taccl.Fit) -> str:
         ]
         lines += ["", each.series.title]
         lines.append(table([("bytes", "measured us", "predicted us", "off"), *rows], indent="  "))
+        if each.factors:
+            lines.append(f"  {_correction(each.factors)}")
     if found.rows_left_out:
         lines += ["", *(f"  left out: {shown(row)}" for row in found.rows_left_out)]
     return "\n".join(lines + note_lines(found.notes))
+
+
+def _correction(factors: tuple[float, ...]) -> str:
+    return (
+        f"includes a correction by size ({min(factors):.2f} to {max(factors):.2f}), which predicts held-out "
+        "sizes better; beyond the measured sizes, it stays at its first or last value"
+    )
 
 
 def _noise(noise: float, error: float) -> str:

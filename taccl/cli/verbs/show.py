@@ -216,14 +216,17 @@ def _of_topology(topology: Topology) -> Answer:
     lines += ["", table(links, indent="  ")]
     profile = profile_of(topology)
     constants, ranges = ((), ()) if profile is None else (profile.told(), profile.ranges)
+    corrections = () if profile is None else profile.corrections
     if profile is not None:
         cells = [(c.name, f"{float(c.value):g}", c.source) for c in constants]
         lines += ["", table([("constant", "value", "source"), *cells], indent="  ")]
     if ranges:
         lines += ["", *(f"  seen: {each.told()}" for each in ranges)]
+    lines += [f"  correction: {each.told()}" for each in corrections]
     values = {
         "kind": "topology", **topology.to_dict(),
         "constants": {c.name: {"value": float(c.value), "source": c.source} for c in constants},
-        "ranges": [each.model_dump() for each in ranges], "notes": list(topology.notes),
+        "ranges": [each.model_dump() for each in ranges],
+        "corrections": [each.model_dump() for each in corrections], "notes": list(topology.notes),
     }  # fmt: skip
     return Answer("\n".join(lines + note_lines(topology.told)), values)
