@@ -80,9 +80,10 @@ def offer_compiled(
     is_first = search.best is None and not search.gives_up
     if (search.done and not is_first) or not (suits(problem) or suits(problem := _single_ended(problem))):
         return
+    until = Deadline.after(budget_s)
     if not have_compiled(search):
         return
-    since, deadline = time.monotonic(), search.deadline.at_least(0.0)
+    since, deadline, budget_s = time.monotonic(), search.deadline.at_least(0.0), until.left_s
     if is_first:
         deadline = search.patience.later(search.parameters.large.grace_s if late_s is None else late_s)
         if num_runs == 1:  # the first run may take all the time

@@ -61,6 +61,8 @@ _REROUTING_PATIENCE = 4
 _MOST_OWN_STEPS, _OWN_LINK_NS, _REROUTED_LINK_NS = 20_000_000, 4, 16
 #: Max number of chunks times number of ranks for which chunks are rerouted one by one.
 MOST_REROUTED = 20_000_000
+#: CPU seconds after which no further tree is searched if time is short.
+_LEAST_PASSES_S = 0.08
 #: Estimated nanoseconds to visit a link in the search for a tree.
 _LINK_NS = 25
 #: Estimated nanoseconds to choose paths, for each resource of each hop.
@@ -167,7 +169,8 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
             # Earlier passes give an estimate of the time for this pass and for scheduling after it.
             spent_s = time.monotonic() - began
             left_s = min(deadline.left_s, until.left_s)
-            if k and _MARGIN * spent_s * (took_ns[k] + sending) > left_s * sum(took_ns[:k]):
+            is_brief = spent_s < busy_factor() * _LEAST_PASSES_S
+            if k and not is_brief and _MARGIN * spent_s * (took_ns[k] + sending) > left_s * sum(took_ns[:k]):
                 break
             name = f"balancing routes, pass {k + 1} of {num_passes}"
             ahead = sum(took_ns[k + 1 :]) + sending
