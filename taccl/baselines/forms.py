@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from taccl._internal.caching import cached
 from taccl.problem.costs import ranks_differ
@@ -11,11 +13,14 @@ from taccl.schedule.combine import reduce_phase, reverse
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from taccl.baselines.moves import Sends
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
+
+#: Estimates of forms are used if one finishes no sooner than this share of its estimate.
+_AS_ESTIMATED = 0.9
 
 
 def fastest(schedules: Iterable[Schedule]) -> Schedule:
@@ -42,20 +47,36 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists:
     return in_reversed_time(problem, lambda copies: _fastest_form(copies, backwards, lists=lists))
 
 
-def fastest_in_turn(problem: Problem, forms: Iterable[tuple[str, Sends]]) -> Schedule:
+class Form(NamedTuple):
+    """Form (variant) of an algorithm: its name, a function that returns its sends, its estimated finish.
+
+    The estimate is in ticks; 0 if unknown.
+    """
+
+    name: str
+    sends: Callable[[], Sends]
+    estimate: float = 0.0
+
+
+def fastest_in_turn(problem: Problem, forms: Iterable[Form]) -> Schedule:
     """Schedule of the form with the earliest finish; the first of equal ones.
 
     Each form is timed before the next one is built. So a good form is complete early if it is the first one.
+    Once a form finishes about as estimated, forms with later estimates are skipped.
 
-    - `forms`: (producer, sends) of each form, at least one.
+    - `forms`: At least one.
     """
-    complete, best = complete_so_far(problem), None
-    for name, sends in forms:
+    complete, best, most = complete_so_far(problem), None, math.inf
+    for form in forms:
+        if form.estimate >= most:
+            continue
+        sends = form.sends()
         if best is None or sends.busy_ticks(problem) < best.finish_ticks:
-            found = next(timed(problem, sends, name, least=None))
+            found = next(timed(problem, sends, form.name, least=None))
             if best is None or found.finish_ticks < best.finish_ticks:
                 best = found
                 complete.append(best)
+                most = best.finish_ticks if best.finish_ticks >= _AS_ESTIMATED * form.estimate else math.inf
     assert best is not None, "there is a form"
     return best
 

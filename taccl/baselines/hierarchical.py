@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
-from itertools import chain, permutations, product
+from itertools import permutations, product
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.units import parse_size
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
-from taccl.baselines.forms import fastest, fastest_form, fastest_in_turn, in_reversed_time
+from taccl.baselines.forms import Form, fastest, fastest_form, fastest_in_turn, in_reversed_time
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
 from taccl.baselines.rails import MOST_RAILED, SHAPES, best_cut, by_rails, likely_forms
@@ -237,25 +237,35 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
     wanted = copies.collective.destination_sets.sets
     scatters = copies is problem and 2 * num_holders <= num_ranks and all(len(each) == 1 for each in wanted)
 
+    def in_reversed_order(finer: Problem) -> Sends:
+        back = _chunk_by_chunk(back_in_time(finer)).reversed()
+        return back._replace(adds=np.zeros(len(back.adds), bool))
+
     def at_once(finer: Problem) -> Schedule:
-        forms, num_chunks = [], finer.collective.num_chunks
+        forms: list[Form] = []
+        num_chunks = finer.collective.num_chunks
         copies = reduce_phase(finer) if finer.collective.combining else finer
         if copies is not finer and is_reversed and num_chunks > problem.collective.num_chunks:
             return in_reversed_time(finer, at_once)
         if 2 * num_holders > num_ranks or num_chunks <= num_ranks:
-            forms.append(("hierarchical (chunk by chunk)", run(finer, _chunk_by_chunk)))
+            forms.append(Form("hierarchical (chunk by chunk)", partial(run, finer, _chunk_by_chunk)))
         if scatters:
-            back = _chunk_by_chunk(back_in_time(finer)).reversed()
-            back = back._replace(adds=np.zeros(len(back.adds), bool))
-            forms.append(("hierarchical (chunk by chunk, in reversed time)", back))
-        rails = (
-            (f"hierarchical ({shape} of nodes)", run(finer, partial(by_rails, over=shape, group=group)))
-            for shape, group in (likely_forms(copies) if reach_all else product(SHAPES, (1,)))
-            if has_rails
-        )
-        if has_rails and num_chunks * num_ranks > _MOST_LISTED:  # `by_rails` keeps a good order
-            return fastest_in_turn(finer, chain(rails, forms))
-        return fastest_form(finer, (*forms, *rails), lists=True)
+            name = "hierarchical (chunk by chunk, in reversed time)"
+            forms.append(Form(name, partial(in_reversed_order, finer)))
+        rails = []
+        if has_rails:
+            estimates = likely_forms(copies) if reach_all else dict.fromkeys(product(SHAPES, (1,)), 0.0)
+            rails = [
+                Form(
+                    f"hierarchical ({shape} of nodes)",
+                    partial(run, finer, partial(by_rails, over=shape, group=group)),
+                    estimate if copies is finer else 0.0,
+                )
+                for (shape, group), estimate in estimates.items()
+            ]
+        if rails and num_chunks * num_ranks > _MOST_LISTED:  # `by_rails` keeps a good order
+            return fastest_in_turn(finer, (*rails, *forms))
+        return fastest_form(finer, ((each.name, each.sends()) for each in (*forms, *rails)), lists=True)
 
     has_rails, opened, most = 0 < num_holders < num_ranks, problem, 2 * MANY_CUT
     parts, likely = 2, 1

@@ -10,7 +10,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, best, buckets, spread
 from taccl.baselines import forms as forms_module
 from taccl.baselines.direct import least_one_shot_us
-from taccl.baselines.forms import complete_so_far, fastest_in_turn, in_reversed_time
+from taccl.baselines.forms import Form, complete_so_far, fastest_in_turn, in_reversed_time
 from taccl.baselines.moves import Sends
 from taccl.baselines.spread import (
     cut_chunks,
@@ -317,8 +317,27 @@ def test_a_form_is_complete_before_the_next_one_is_built():
     problem = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6)
 
     def in_order():
-        yield "a", Sends.of(BASELINES["tree"](problem, cut=False))
+        yield Form("a", lambda: Sends.of(BASELINES["tree"](problem, cut=False)))
         assert [each.producer for each in complete_so_far(problem)] == ["a"]
-        yield "b", Sends.of(BASELINES["ring"](problem, cut=False))
+        yield Form("b", lambda: Sends.of(BASELINES["ring"](problem, cut=False)))
 
     assert fastest_in_turn(problem, in_order()) is complete_so_far(problem)[-1]
+
+
+@pytest.mark.parametrize(("share", "built"), [(1.0, "a"), (0.8, "a"), (2.0, "ab")])
+def test_forms_of_later_estimates_are_skipped_once_one_finishes_as_estimated(share, built):
+    """The second form is estimated 5 % later than the first, which may finish as estimated, later, or sooner."""
+    problem = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6)
+    sends, names = Sends.of(BASELINES["tree"](problem, cut=False)), []
+    estimate = share * sends.schedule(problem, producer="tree").finish_ticks
+
+    def made(name):
+        names.append(name)
+        return sends
+
+    forms = [
+        Form("a", lambda: made("a"), estimate),
+        Form("b", lambda: made("b"), max(1.05, 1 / share) * estimate),
+    ]
+    fastest_in_turn(problem, forms)
+    assert "".join(names) == built

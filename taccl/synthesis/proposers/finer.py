@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
@@ -12,6 +14,7 @@ from taccl._internal.units import format_count, format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.hubs import hub_sends
+from taccl.baselines.rails import estimated_us
 from taccl.baselines.spread import (
     MANY_CUT,
     cut_chunks,
@@ -45,6 +48,9 @@ _LEAST_CUT_S = 0.3
 #: `_HUBS_SHARE`: max share of the time for hubs in which plans are searched, before one is chosen and built.
 #: `_BUILD_SHARE`: share of the other time for building; less than 1, as the load of a machine varies.
 _HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 4e-6, 0.7, 0.6, 0.6
+
+#: After the time limit, a schedule that takes at most this multiple of its estimate is good enough.
+_AS_ESTIMATED = 1.05
 
 #: Max transfers of a baseline in finer chunks, as many as recursive doubling of 64 chunks on 64 ranks has.
 _CUT_TRANSFERS = 64 * 64 * 6
@@ -139,7 +145,9 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             continue
         found = None
         limit = until.at_least(busy_factor() * _LEAST_CUT_S) if kind == "root" and best is None else until
-        with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: best), limit.enforced():
+        soon = replace(limit, at_s=min(limit.at_s, search.options.ends_s))
+        is_over = partial(_is_as_estimated, open_problem, estimated_us(open_problem), limit)
+        with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: best), soon.enforced(is_over):
             found = baseline(name, open_problem)
             tried.add(name)
         if found is None:  # time was up: take the best complete schedule
@@ -154,6 +162,12 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
     message = f"in finer chunks: {producer or 'none better'}{left_out(search, late)}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
     return best
+
+
+def _is_as_estimated(problem: Problem, estimate_us: float, limit: Deadline) -> bool:
+    """True if baselines have completed a schedule about as early as estimated, or a limit has passed."""
+    found = soonest_so_far(problem)
+    return limit.has_passed or (bool(found) and found[0].finish_us <= _AS_ESTIMATED * estimate_us < math.inf)
 
 
 def offer_balanced_groups(search: Search) -> Search | None:
