@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: `_SHARES`: chunk sizes to try before the default one, in order, as multiples of `usual_chunk_bytes`.
 #: `_MOST_CHUNKS`: max number of chunks for chunk sizes below `usual_chunk_bytes`.
 #: `_ENOUGH`: ratio of the finish to the lower bound (`Borders`) at which the search ends.
-_SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.045
+_SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.02
 
 
 @checked
@@ -36,7 +36,7 @@ class AllToAllV:
 
     Chunks of pairs with much data are routed over other ranks and their NICs, so that all NICs of a node are
     about equally busy. The topology is prepared once. Several chunk sizes and orders of sends are tried,
-    until a schedule is within 4.5 % of a bound. `taccl.synthesize` takes longer, and may find a better one.
+    until a schedule is within 2 % of a bound. `taccl.synthesize` takes longer, and may find a better one.
 
     Parameters
     ----------
