@@ -73,6 +73,11 @@ def _load_factor() -> float:
     return max(1.0, load / (os.cpu_count() or 1))
 
 
+def num_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def process_began_s() -> float:
     """Approximate start of this program on the clock of `time.monotonic`: now minus run and waiting time.
 

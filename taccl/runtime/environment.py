@@ -64,11 +64,6 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
     return None
 
 
-def num_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def find_mpiexec() -> Path:
     """Path of the launcher (``mpiexec``) of this environment's MPI library.
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl import errors
+from taccl._internal.deadline import num_cores
 from taccl._internal.units import format_count
 from taccl.errors import ExecutionError, InputError
 from taccl.program.checks import fewest_chunks
 from taccl.program.layout import layouts_of
 from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
-from taccl.runtime.environment import num_cores
 from taccl.runtime.job import RunJob
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 from taccl.runtime.reference import COMPUTED, REAL_SUMS, Counterpart, counterpart, expected_output, find_wrong

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from taccl._internal.arguments import known_word
+from taccl._internal.deadline import num_cores
 from taccl._internal.units import format_count
 from taccl.errors import ExecutionError, InputError
 from taccl.formats.torch.rounds import rounds_of
 from taccl.program.program import Program
-from taccl.runtime.environment import launched_by, num_cores
+from taccl.runtime.environment import launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.torch_calls import (
     call_of,

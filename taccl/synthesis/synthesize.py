@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, Share, checked, known_word
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor, num_cores
 from taccl._internal.garbage import rarely_collected
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
@@ -179,7 +179,7 @@ def synthesize(
         cancellation=began.cancellation,
     )  # fmt: skip
     options = Options(
-        backend, sketch, threads or _cores(), seed, memory_limit_mb, log, observer, keep,
+        backend, sketch, threads or num_cores(), seed, memory_limit_mb, log, observer, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy, in_network, idle_share,
         None if start is None else checked_start(problem, start), began_s,
         began_s + time_limit_s,
@@ -305,13 +305,6 @@ def _prepared(whole: Search) -> Search:
     chosen = f"{format_count(asked.collective.chunks_per_rank, 'chunk')} per rank"
     search.record("chunks" if whole.is_open else "choice", "taccl", "done", since, message=chosen)
     return search
-
-
-def _cores() -> int:
-    """Number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _inverted(best: Search, whole: Search, transforms: Sequence[Transform], options: Options) -> Result:

@@ -28,6 +28,7 @@ from taccl.formats.astra.et_def import message_classes
 from taccl.problem.problem import Problem
 from taccl.schedule.precedence import DATA
 from taccl.schedule.schedule import Schedule
+from taccl.topology.links import Link
 
 _COMP, _SEND, _RECEIVE = 4, 5, 6
 _VERSION = "0.0.4"
@@ -107,6 +108,100 @@ class _Node:
     duration_us: int = 0
 
 
+class _Traces:
+    """Traces of all ranks under construction: `nodes` has each rank's nodes, and a node's id is its index."""
+
+    def __init__(
+        self, schedule: Schedule, events: Events, sources: Mapping[tuple[int, int], Computed]
+    ) -> None:
+        self._schedule, self._events, self._sources = schedule, events, sources
+        self._links = schedule.problem.topology.links
+        self._total = _total_chunks(schedule.problem)
+        self.nodes: list[list[_Node]] = [[] for _ in range(schedule.problem.topology.num_ranks)]
+        self._sent: dict[int, int] = {}  # {send: its node}
+        # {send: node at its destination after which its chunks are available}
+        self._arrived: dict[int, int] = {}
+        self._made: dict[int, int] = {}  # {computation: its node}
+        self._came: dict[tuple[int, int], set[int]] = defaultdict(
+            set
+        )  # {(chunk, rank): nodes of its arrivals}
+        self._busy: dict[int, int] = {}  # {rank: node of its last computation}
+
+    def _add(self, rank: int, node: _Node) -> int:
+        """Add a node of a rank; return its id."""
+        self.nodes[rank].append(node)
+        return len(self.nodes[rank]) - 1
+
+    def _known(self, each: Computed | None) -> set[int]:
+        """Nodes that a computation waits for."""
+        if each is None:
+            return set()
+        return {self._made[i] for i in each.after}.union(*(self._came[c, each.rank] for c in each.chunks))
+
+    def compute(self, index: int, tile: Computed) -> None:
+        """Add the node of a computation."""
+        last = {self._busy[tile.rank]} if tile.rank in self._busy else set()
+        node = _Node(
+            _COMP, tile.name, {*self._known(tile), *last}, duration_us=ceil(tile.end_us - tile.start_us)
+        )
+        self._made[index] = self._busy[tile.rank] = self._add(tile.rank, node)
+
+    def send(self, s: int) -> None:
+        """Add the node of a send at its source."""
+        ends, chunks, name = self._message(s)
+        own = {node for c in chunks for node in self._known(self._sources.get((c, ends.src)))}
+        attributes = self._attributes(s, _SEND, "comm_dst", ends.dst)
+        self._sent[s] = self._add(ends.src, _Node(_SEND, f"send {name} to {ends.dst}", own, attributes))
+
+    def receive(self, s: int) -> None:
+        """Add the node of a receive at its destination, and one for the sum if the send adds to a chunk."""
+        ends, chunks, name = self._message(s)
+        rank, attributes = ends.dst, self._attributes(s, _RECEIVE, "comm_src", ends.src)
+        node = self._add(rank, _Node(_RECEIVE, f"receive {name} from {ends.src}", attributes=attributes))
+        if self._schedule.reduce[self._events.transfers[s][0]]:
+            own = {each for c in chunks for each in self._known(self._sources.get((c, rank)))}
+            node = self._add(rank, _Node(_COMP, f"add {name} of {ends.src}", {node, *own}))
+        self._arrived[s] = node
+        for chunk in chunks:
+            self._came[chunk, rank].add(node)
+
+    def _message(self, s: int) -> tuple[Link, list[int], str]:
+        """(link of a send, its chunks, their name)."""
+        chunks = [int(self._schedule.chunk[t]) for t in self._events.transfers[s]]
+        return self._links[self._events.link[s]], chunks, "chunk " + " ".join(map(str, chunks))
+
+    def _attributes(self, s: int, kind: int, end: str, peer: int) -> list[dict[str, Any]]:
+        """Attributes of a send or a receive.
+
+        - `end`: Name of the attribute with the rank at the other end, `peer`.
+        """
+        _, chunks, _ = self._message(s)
+        total, sizes = self._total, self._schedule.problem.chunk_bytes
+        return [
+            {"name": "comm_type", "int64_val": kind},
+            {"name": end, "int32_val": peer},
+            {"name": "comm_size", "int64_val": sum(sizes[c] for c in chunks)},
+            {"name": "comm_tag", "int32_val": s},
+            {"name": "msg_chunk_cnt", "int32_val": len(chunks) if total else -1},
+            {"name": "msg_chunk_idx", "int32_val": chunks[0] % total if total else -1},
+            {"name": "total_chunk_cnt", "int32_val": total or -1},
+        ]
+
+    def order(self) -> None:
+        """Make sends wait for the data that they read, and for earlier sends through the same resource."""
+        events = self._events
+        awaited = defaultdict[int, list[int]](list)
+        is_data = events.waits.cause == DATA
+        for source, target in zip(*(each[is_data].tolist() for each in events.waits[:2]), strict=True):
+            awaited[target].append(source)
+        for s, node in self._sent.items():
+            mine = self.nodes[self._links[events.link[s]].src]
+            mine[node].after |= {self._arrived[each] for each in _sources(awaited, s, events.num_sends)}
+        for before, s in _kept_order(events):
+            mine = self.nodes[self._links[events.link[s]].src]
+            mine[self._sent[s]].after.add(self._sent[before])
+
+
 def _nodes(
     schedule: Schedule,
     events: Events,
@@ -114,71 +209,23 @@ def _nodes(
     sources: Mapping[tuple[int, int], Computed],
 ) -> list[list[_Node]]:
     """Nodes of every rank; a node's id is its index."""
-    problem = schedule.problem
-    links = problem.topology.links
-    nodes: list[list[_Node]] = [[] for _ in range(problem.topology.num_ranks)]
-    arrived: dict[int, int] = {}  # {send: node at its destination after which its chunks are available}
-    sent: dict[int, int] = {}
-    total = _total_chunks(problem)
-    made: dict[int, int] = {}  # {computation: its node}
-    came: dict[tuple[int, int], set[int]] = defaultdict(set)  # {(chunk, rank): nodes at which it arrives}
-    busy: dict[int, int] = {}  # {rank: node of its last computation}
-
-    def known(each: Computed | None) -> set[int]:
-        if each is None:
-            return set()
-        return {made[i] for i in each.after}.union(*(came[chunk, each.rank] for chunk in each.chunks))
-
+    traces, per_us = _Traces(schedule, events, sources), schedule.problem.costs.ticks_per_us
     # At equal times, arrivals come before starts, so that a node waits only for nodes listed before it.
-    per_us = problem.costs.ticks_per_us
-    moments: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(events.end)]
-    moments += [(each.start_us * per_us, 1, i) for i, each in enumerate(computed)]
-    moments += [(t, 2, s) for s, t in enumerate(events.start)]
-    for _, kind, s in sorted(moments):
+    times: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(events.end)]
+    times += [(each.start_us * per_us, 1, i) for i, each in enumerate(computed)]
+    times += [(t, 2, s) for s, t in enumerate(events.start)]
+    for _, kind, index in sorted(times):
         if kind == 1:
-            tile = computed[s]
-            last = {busy[tile.rank]} if tile.rank in busy else set()
-            made[s] = busy[tile.rank] = len(nodes[tile.rank])
-            took_us = ceil(tile.end_us - tile.start_us)
-            nodes[tile.rank].append(_Node(_COMP, tile.name, {*known(tile), *last}, duration_us=took_us))
-            continue
-        chunks = [int(schedule.chunk[t]) for t in events.transfers[s]]
-        ends = links[events.link[s]]
-        rank, peer = (ends.src, ends.dst) if kind == 2 else (ends.dst, ends.src)
-        here, what = nodes[rank], "chunk " + " ".join(map(str, chunks))
-        own = {node for c in chunks for node in known(sources.get((c, rank)))}
-        attributes: list[dict[str, Any]] = [
-            {"name": "comm_type", "int64_val": _SEND if kind == 2 else _RECEIVE},
-            {"name": "comm_dst" if kind == 2 else "comm_src", "int32_val": peer},
-            {"name": "comm_size", "int64_val": sum(problem.chunk_bytes[c] for c in chunks)},
-            {"name": "comm_tag", "int32_val": s},
-            {"name": "msg_chunk_cnt", "int32_val": len(chunks) if total else -1},
-            {"name": "msg_chunk_idx", "int32_val": chunks[0] % total if total else -1},
-            {"name": "total_chunk_cnt", "int32_val": total or -1},
-        ]
-        if kind == 2:
-            sent[s] = len(here)
-            here.append(_Node(_SEND, f"send {what} to {peer}", own, attributes))
-            continue
-        here.append(_Node(_RECEIVE, f"receive {what} from {peer}", attributes=attributes))
-        if schedule.reduce[events.transfers[s][0]]:
-            here.append(_Node(_COMP, f"add {what} of {peer}", {len(here) - 1, *own}))
-        arrived[s] = len(here) - 1
-        for chunk in chunks:
-            came[chunk, rank].add(arrived[s])
-    awaited = defaultdict[int, list[int]](list)
-    is_data = events.waits.cause == DATA
-    for source, target in zip(*(each[is_data].tolist() for each in events.waits[:2]), strict=True):
-        awaited[target].append(source)
-    for s, link in enumerate(events.link):
-        mine = nodes[links[link].src][sent[s]]
-        mine.after |= {arrived[source] for source in _sources(awaited, s, events.num_sends)}
-    for before, s in _kept_order(events):
-        nodes[links[events.link[s]].src][sent[s]].after.add(sent[before])
-    for each in nodes:
+            traces.compute(index, computed[index])
+        elif kind == 2:
+            traces.send(index)
+        else:
+            traces.receive(index)
+    traces.order()
+    for each in traces.nodes:
         if not each:  # ASTRA-sim reports a trace without a ready node as a deadlock
             each.append(_Node(_COMP, "nothing to do"))
-    return nodes
+    return traces.nodes
 
 
 def _sources(awaited: Mapping[int, Sequence[int]], send: int, num_sends: int) -> set[int]:
