@@ -93,25 +93,9 @@ class Graph:
 
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
         """Add an operation to the step; return its result, a `View` if point-wise operands are views."""
-        if any(isinstance(value, (Positions, Whole)) for value in values):
-            numbers = [
-                self.cast(value, "float32") if isinstance(value, (Positions, Whole)) else value
-                for value in values
-            ]
-            found = self.make(kind, *numbers, **options)
-            is_whole = isinstance(found, (Named, View, Own)) and self.stated()[1] in INTEGERS
-            return Whole(found) if is_whole and self.dtype(found) in FLOATS else found
-        if kind in POINTWISE and any(isinstance(value, Repeated) for value in values):
-            shapes = {value.shape if isinstance(value, Repeated) else None for value in values}
-            plain = (value.source if isinstance(value, Repeated) else value for value in values)
-            # Compute with the values before they are repeated; readers of the result broadcast it.
-            found = self.make(kind, *plain, **options)
-            alike = shapes.pop() if len(shapes) == 1 else None
-            return found if alike is None else Repeated(found, alike)
-        if any(isinstance(value, Own) for value in values):
-            found = of_parts(self, kind, values, **options)
-            if found is not None:
-                return found
+        found = self._of_computed(kind, values, options)
+        if found is not None:
+            return found
         shape, is_squeezed = None, False
         if kind in POINTWISE and any(isinstance(value, View) for value in values):
             is_squeezed = all(value.is_squeezed for value in values if isinstance(value, View))
@@ -130,26 +114,63 @@ class Graph:
         try:
             made = infer(operation, [self.tensors[name] for name in names], self.mesh)
         except WorkloadError as error:
-            if kind in TABLE and not has_types(operation, [self.tensors[name] for name in names]):
-                raise self.unread(error.message) from None
-            matched = alike_sliced(self, names) if kind in POINTWISE else None
-            if matched is not None:
-                found = self.make(kind, *map(Named, matched), **options)
-                return found if shape is None else self.viewed(found, shape)
-            found = of_parts(self, kind, [Named(name) for name in names], **options)
-            if found is not None:
-                return found if shape is None else self.viewed(found, shape)
-            found = self._of_rows(kind, values, **options)
-            if found is not None:
-                return found
-            is_own = any(isinstance(value, (Own, Repeated)) for value in values)
-            if kind in TABLE and (is_own or self._are_distributed(names)):
-                raise self.unread(error.message) from None
-            advice = "; correct the layouts of the inputs" if kind in COLLECTIVES else ""
-            raise self.refused(error.message + advice) from None
+            return self._in_other_layouts(operation, values, options, shape, error)
         self.tensors[operation.name] = made
         self.operations.append(operation)
         return Named(operation.name) if shape is None else View(operation.name, shape, is_squeezed)
+
+    def _of_computed(self, kind: str, values: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Result of an operation on values that are no tensors of the step yet; None if there are none.
+
+        Such values are whole numbers that the graph computes, repeated values, and ranks' own tensors.
+        """
+        if any(isinstance(value, (Positions, Whole)) for value in values):
+            numbers = [
+                self.cast(value, "float32") if isinstance(value, (Positions, Whole)) else value
+                for value in values
+            ]
+            found = self.make(kind, *numbers, **options)
+            is_whole = isinstance(found, (Named, View, Own)) and self.stated()[1] in INTEGERS
+            return Whole(found) if is_whole and self.dtype(found) in FLOATS else found
+        if kind in POINTWISE and any(isinstance(value, Repeated) for value in values):
+            shapes = {value.shape if isinstance(value, Repeated) else None for value in values}
+            plain = (value.source if isinstance(value, Repeated) else value for value in values)
+            # Compute with the values before they are repeated; readers of the result broadcast it.
+            found = self.make(kind, *plain, **options)
+            alike = shapes.pop() if len(shapes) == 1 else None
+            return found if alike is None else Repeated(found, alike)
+        has_own = any(isinstance(value, Own) for value in values)
+        return of_parts(self, kind, values, **options) if has_own else None
+
+    def _in_other_layouts(
+        self, operation: Operation, values: Sequence[Any], options: dict[str, Any],
+        shape: tuple[int, ...] | None, error: WorkloadError,
+    ) -> Any:  # fmt: skip
+        """Result of an operation whose operands do not fit together, after a change of their layouts.
+
+        Raises `WorkloadError` if no change makes them fit.
+
+        - `shape`: Local shape in which the result is viewed; None for its own.
+        - `error`: Reason why they do not fit.
+        """
+        kind, names = operation.kind, operation.inputs
+        if kind in TABLE and not has_types(operation, [self.tensors[name] for name in names]):
+            raise self.unread(error.message) from None
+        matched = alike_sliced(self, names) if kind in POINTWISE else None
+        if matched is not None:
+            found = self.make(kind, *map(Named, matched), **options)
+        else:
+            found = of_parts(self, kind, [Named(name) for name in names], **options)
+        if found is not None:
+            return found if shape is None else self.viewed(found, shape)
+        found = self._of_rows(kind, values, **options)
+        if found is not None:
+            return found
+        is_own = any(isinstance(value, (Own, Repeated)) for value in values)
+        if kind in TABLE and (is_own or self._are_distributed(names)):
+            raise self.unread(error.message) from None
+        advice = "; correct the layouts of the inputs" if kind in COLLECTIVES else ""
+        raise self.refused(error.message + advice) from None
 
     def _of_rows(self, kind: str, values: Sequence[Any], **options: Any) -> Any:
         """Result of an operation whose per-rank operands (`Own`) become tensors sliced along the first axis.
