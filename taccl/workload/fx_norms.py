@@ -1,11 +1,14 @@
-"""Convert layernorms, RMS norms, vector norms, sums and means in PyTorch graphs."""
+"""Convert norms (of rows, of batches, of vectors), sums and means in PyTorch graphs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+from taccl.errors import LossyConversionWarning, warn
 from taccl.workload.fx_graph import Graph
+from taccl.workload.fx_parts import spread
 from taccl.workload.fx_values import Arguments, Deferred, Named, Reader, View, Whole
 from taccl.workload.kind_values import EPSILON
 
@@ -26,7 +29,7 @@ def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
     """
     x = given["input"]
 
-    def spread() -> Any:
+    def deviation() -> Any:
         apart = graph.make("subtract", x, _row_mean(graph, x))
         varied = _row_mean(graph, graph.make("square", apart))
         return graph.make("power", graph.make("offset", varied, value=given["eps"]), value=-0.5)
@@ -35,7 +38,7 @@ def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
     return [
         Deferred(f"the layernorm {of}", lambda: _layernorm(graph, given)),
         Deferred(f"the mean {of}", lambda: _row_mean(graph, x), given["eps"]),
-        Deferred(f"the reciprocal deviation {of}", spread, given["eps"]),
+        Deferred(f"the reciprocal deviation {of}", deviation, given["eps"]),
     ]
 
 
@@ -174,6 +177,154 @@ def _rms_norm_grad(graph: Graph, given: Arguments) -> Any:
     return graph.lazily(by_input, by_weight)
 
 
+def _of_channel(graph: Graph, value: Any, count: int) -> Any:
+    """Tensor of one number per channel, reshaped to broadcast to an image tensor of `count` axes."""
+    shape = (*graph.local_shape(value), *(count - 2) * (1,))
+    return Named(graph.name_of(View(graph.name_of(value), shape, is_squeezed=True)))
+
+
+def weighted_channels(graph: Graph, value: Any, count: int, *, weight: Any = None, bias: Any = None) -> Any:
+    """Multiply each channel of a value of `count` axes by its weight, then add its bias, if there are any."""
+    for kind, each in (("multiply", weight), ("add", bias)):
+        if each is not None:
+            value = graph.make(kind, value, _of_channel(graph, each, count))
+    return value
+
+
+def _in_evaluation(graph: Graph, given: Arguments) -> Any:
+    """Batch norm in evaluation, with the running means and variances from training."""
+    x = given["input"]
+    count = len(graph.local_shape(x))
+    varied = graph.make("offset", given["running_var"], value=given["eps"])
+    factor = graph.make("power", varied, value=-0.5)
+    if given["weight"] is not None:
+        factor = graph.make("multiply", factor, given["weight"])
+    made = graph.make("subtract", x, _of_channel(graph, given["running_mean"], count))
+    return weighted_channels(graph, made, count, weight=factor, bias=given["bias"])
+
+
+def _by_channel(graph: Graph, value: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """(values grouped by rank and channel, function that restores the shape of `value`).
+
+    The grouped values have the shape (ranks, channels, number of values per channel at one rank).
+    """
+    named = Named(graph.name_of(spread(graph, value)))
+    tensor, mesh = graph.tensor(named), graph.mesh
+    if any(mesh.slicing(tensor, axis) for axis in range(1, len(tensor.shape))):
+        said = f"{graph.node.target} reads {tensor.name}, which is {tensor}; only images may be distributed"
+        raise graph.refused(said)
+    ranks, (images, channels, *rest) = mesh.slices(tensor, 0), tensor.shape
+    places = range(3, len(rest) + 3)
+    cut = (ranks, images // ranks, channels, *rest)
+    made = graph.make("reshape", named, shape=cut)
+    made = graph.make("transpose", made, axes=(0, 2, 1, *places))
+    made = graph.make("reshape", made, shape=(ranks, channels, math.prod(cut) // (ranks * channels)))
+
+    def back(found: Any) -> Any:
+        found = graph.make("reshape", found, shape=(ranks, channels, images // ranks, *rest))
+        found = graph.make("transpose", found, axes=(0, 2, 1, *places))
+        return graph.make("reshape", found, shape=tensor.shape)
+
+    return made, back
+
+
+def _in_training(graph: Graph, given: Arguments) -> list[Deferred]:
+    """Results of a batch norm in training, with the statistics of each rank's own images.
+
+    These are the normalised images, the means, the reciprocal standard deviations, and the updated running
+    means and variances. Gradients recompute means and deviations, so the `Deferred.note` of both is epsilon.
+    """
+    x, epsilon, of = given["input"], given["eps"], f"of {graph.node.name}"
+    count = len(graph.local_shape(x))
+
+    def normed() -> Any:
+        rows, back = _by_channel(graph, x)
+        made = back(graph.make("layernorm", rows, value=epsilon))
+        return weighted_channels(graph, made, count, weight=given["weight"], bias=given.get("bias"))
+
+    def moments(*, deviations: bool) -> tuple[Any, int]:
+        """(mean, or sum of the squared deviations, of each channel at each rank; number of values)."""
+        rows, _ = _by_channel(graph, x)
+        ranks, channels, number = graph.tensor(rows).shape
+        mean = graph.make("scale", graph.make("sum", rows, axis=2), value=1 / number)
+        if not deviations:
+            return mean, number
+        apart = graph.make("subtract", rows, graph.make("reshape", mean, shape=(ranks, channels, 1)))
+        return graph.make("sum", graph.make("square", apart), axis=2), number
+
+    def flat(value: Any) -> Any:
+        return graph.make("reshape", value, shape=(math.prod(graph.tensor(value).shape),))
+
+    def deviation() -> Any:
+        squares, number = moments(deviations=True)
+        varied = graph.make("offset", graph.make("scale", squares, value=1 / number), value=epsilon)
+        return flat(graph.make("power", varied, value=-0.5))
+
+    def updated(name: str) -> Callable[[], Any]:
+        def make() -> Any:
+            before, share = graph.tensor(given[name]), given["momentum"]
+            found, number = moments(deviations=name == "running_var")
+            if name == "running_var":
+                found = graph.make("scale", found, value=1 / max(number - 1, 1))
+            found = flat(found)
+            if before.shape != graph.tensor(found).shape:
+                said = f"each rank updates {before.name} by its own images, so its values differ from rank to"
+                raise graph.refused(
+                    f"{said} rank; give it the layout 'sliced(0)', which is one part per rank"
+                )
+            kept = graph.make("scale", Named(before.name), value=1 - share)
+            return graph.make("add", kept, graph.make("scale", found, value=share))
+
+        return make
+
+    return [
+        *graph.lazily(normed),
+        Deferred(f"the mean {of}", lambda: flat(moments(deviations=False)[0]), epsilon),
+        Deferred(f"the reciprocal deviation {of}", deviation, epsilon),
+        *graph.lazily(updated("running_mean"), updated("running_var")),
+    ]
+
+
+def _batch_norm(graph: Graph, given: Arguments) -> Any:
+    """Results of a batch norm: in training by each rank's own statistics, else by running statistics."""
+    is_trained = given.get("training", given.get("train", False))
+    is_functional = "functional" in str(graph.node.target)
+    if is_trained and given.get("running_mean") is not None and not is_functional:
+        said = f"{graph.node.name} updates its running statistics in place; the step leaves them as they are"
+        warn(said, LossyConversionWarning)
+    return _in_training(graph, given) if is_trained else graph.first(lambda: _in_evaluation(graph, given))
+
+
+def _functional_batch_norm(graph: Graph, given: Arguments) -> Any:
+    """Batch norm with one result; raises `WorkloadError` if it updates running statistics in place."""
+    if given["training"] and given["running_mean"] is not None:
+        said = f"{graph.node.target} updates its running statistics in place"
+        raise graph.refused(f"{said}; call run_decompositions(), which makes the update functional")
+    return _batch_norm(graph, given)[0].value(graph)
+
+
+def _batch_norm_grad(graph: Graph, given: Arguments) -> Any:
+    """Gradients of a batch norm with respect to the operand, the weights and the biases."""
+    grad, x = given.get("grad_out", given.get("grad_output")), given["input"]
+    if not given.get("train", given.get("update")):
+        raise graph.unread(f"found {graph.node.target} in evaluation, which is not supported")
+    epsilon = graph.note_of(given.get("save_invstd", given.get("save_var")), "a batch norm's own deviation")
+
+    def by_input() -> Any:
+        weighted = weighted_channels(graph, grad, len(graph.local_shape(x)), weight=given["weight"])
+        (rows, back), (values, _) = (_by_channel(graph, each) for each in (weighted, x))
+        return back(graph.make("layernorm_grad", rows, values, value=epsilon))
+
+    def summed(of: Any) -> Any:
+        return graph.make("sum", graph.make("sum", of, axis=2), axis=0)
+
+    def by_weight() -> Any:
+        (rows, _), (values, _) = (_by_channel(graph, each) for each in (grad, x))
+        return summed(graph.make("multiply", rows, graph.make("layernorm", values, value=epsilon)))
+
+    return graph.lazily(by_input, by_weight, lambda: summed(_by_channel(graph, grad)[0]))
+
+
 #: {element type: machine epsilon}, the default `eps` of an RMS norm; 16-bit types are computed in float32.
 _STEPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-23, "bfloat16": 2.0**-23}
 #: {operator of an FX graph, without its overload name: function that converts a node of this operator}.
@@ -188,4 +339,10 @@ NORM_READERS: dict[str, Reader] = {
     "aten.mean": _mean,
     "aten.any": _any,
     "aten.linalg_vector_norm": _norm,
-}
+    **dict.fromkeys(
+        ("aten._native_batch_norm_legit_no_training", "aten._native_batch_norm_legit_functional",
+         "aten.native_batch_norm", "aten._native_batch_norm_legit"), _batch_norm,
+    ),
+    "aten.batch_norm": _functional_batch_norm,
+    "aten.native_batch_norm_backward": _batch_norm_grad,
+}  # fmt: skip

@@ -14,9 +14,9 @@ from typing import Any
 from taccl.errors import LossyConversionWarning, warn
 from taccl.workload.fx_attention import ATTENTION_READERS
 from taccl.workload.fx_collectives import COLLECTIVE_READERS
+from taccl.workload.fx_convolutions import CONVOLUTION_READERS
 from taccl.workload.fx_graph import FUNCTIONAL, Graph
 from taccl.workload.fx_ids import ID_READERS
-from taccl.workload.fx_images import IMAGE_READERS
 from taccl.workload.fx_norms import NORM_READERS
 from taccl.workload.fx_parts import spread
 from taccl.workload.fx_pointwise import POINTWISE_READERS
@@ -425,5 +425,5 @@ READERS: dict[str, Reader] = {
     "aten.native_dropout": lambda graph, given: graph.first(lambda: _dropout(graph, given)),
     "aten.copy_": _copy, "aten._assert_tensor_metadata": _nothing,
     **COLLECTIVE_READERS, **NORM_READERS, **POINTWISE_READERS, **ID_READERS,
-    **ATTENTION_READERS, **IMAGE_READERS,
+    **ATTENTION_READERS, **CONVOLUTION_READERS,
 }  # fmt: skip
