@@ -116,61 +116,83 @@ def read_matrix(text: str, where: str) -> Matrix:
     if (separated := _SEPARATED.search(text)) is not None:
         text = text.replace(separated[1], "\t")
     given = [_COLOUR.sub(" ", line) for line in text.splitlines()]
-    lines = _unwrapped(given)
-    is_wrapped = lines != given
-    found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
-    # Old drivers print no affinities. If any header line has them, a line without them is not a header.
-    headers = [(i, match) for i, match in found if "CPU Affinity" in lines[i]]
-    start, header = next(iter(headers or [each for each in found if not each[1][1].strip()]), (None, None))
-    if start is None or header is None:
-        raise FormatError(
-            "found no header with GPU columns; expected what `nvidia-smi topo -m` prints; save it whole",
-            where=where,
-        )
-    marked, lines = lines, _of_first(lines, header[1].strip(), [i for i, _ in headers[1:2]])
-    words = _GLUED_COLUMNS.sub(" ", lines[start]).split()
-    ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
-    devices = tuple(words[: min(ends, default=len(words))])
-    place = f"{where}: line {start + 1}"
-    if len(set(devices)) < len(devices) or len(devices) > _MAX_DEVICES:
-        raise FormatError(
-            f"found {len(devices)} columns, {len(set(devices))} of them different; expected at most "
-            f"{_MAX_DEVICES} different devices; save the output again",
-            where=place,
-        )
-    odd = next((each for each in devices if re.match(r"GPU(?!\d+$)", each)), None)
-    if odd is not None:
-        raise FormatError(f"found a column {quoted(odd)}; expected GPU0, GPU1, ...; correct it", where=place)
+    marked = _unwrapped(given)
+    headers = _headers(marked, where)
+    start, first = headers[0]
+    lines = _of_first(marked, first[1].strip(), [i for i, _ in headers[1:2]])
+    devices = _devices(lines[start], f"{where}: line {start + 1}")
     repairs: list[str] = []
     rows = _rows(lines, start, devices, repairs, where)
     cells = {(a, b): cell for a, words in rows.items() for b, cell in zip(devices, words, strict=False)}
-    affinity: dict[str, str] = {}
-    coherent: set[str] = set()
-    for gpu in (each for each in rows if each.startswith("GPU")):
-        # Virtual machines report the affinity "N/A", which names no CPUs.
-        after = rows[gpu][len(devices) :]
-        affinity |= {gpu: cpus for cpus in after[:1] if cpus[0].isdigit()}
-        # The columns are CPU affinity, NUMA affinity and the NUMA id of the GPU, N/A on most machines.
-        if "GPU NUMA ID" in lines[start] and len(after) == 3 and after[2].isdigit():
-            coherent.add(gpu)
+    affinity, coherent = _affinities(rows, len(devices), has_ids="GPU NUMA ID" in lines[start])
     lacking = [a for a in devices if a not in rows]
     for a in lacking:
         if re.fullmatch(r"GPU\d+", a):
-            raise FormatError(f"found no row of {a}; expected one for every GPU; save it whole", where=place)
+            said = f"found no row of {a}; expected one for every GPU; save it whole"
+            raise FormatError(said, where=f"{where}: line {start + 1}")
         cells |= {(a, b): cells[b, a] for b in rows}
     legend = {m[1]: m[2][:60] for m in map(_NAME.match, lines) if m}
     assumed = _left_out(text, legend, devices)
     if len(headers) > 1:
         differ = ", which differ," if _others_differ(marked, headers, cells, where) else ""
         assumed.append(f"the first of the file's {len(headers)} matrices{differ} is used for every node")
-    if is_wrapped:
+    if marked != given:
         assumed.append("lines of the matrix that were broken into several are joined")
     if repairs:
         assumed.append(f"joined words are separated: {first_of(repairs, 4)}")
     if lacking:
         assumed.append(f"no rows of {first_of(lacking, 4)}: which NICs are close to each other is unknown")
     names = {device: name for device, name in legend.items() if device in devices}
-    return Matrix(devices, cells, affinity, frozenset(coherent), names, tuple(assumed))
+    return Matrix(devices, cells, affinity, coherent, names, tuple(assumed))
+
+
+def _headers(lines: list[str], where: str) -> list[tuple[int, re.Match[str]]]:
+    """(index of the line, match) of the header of each matrix; `FormatError` if there is none.
+
+    Old drivers print no affinities. If any header line has them, a line without them is not a header.
+    """
+    found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
+    headers = [(i, match) for i, match in found if "CPU Affinity" in lines[i]]
+    headers = headers or [each for each in found if not each[1][1].strip()][:1]
+    if not headers:
+        said = "found no header with GPU columns; expected what `nvidia-smi topo -m` prints; save it whole"
+        raise FormatError(said, where=where)
+    return headers
+
+
+def _devices(header: str, where: str) -> tuple[str, ...]:
+    """Devices of the columns; `FormatError` if there are too many, or two of one name."""
+    words = _GLUED_COLUMNS.sub(" ", header).split()
+    ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
+    devices = tuple(words[: min(ends, default=len(words))])
+    if len(set(devices)) < len(devices) or len(devices) > _MAX_DEVICES:
+        raise FormatError(
+            f"found {len(devices)} columns, {len(set(devices))} of them different; expected at most "
+            f"{_MAX_DEVICES} different devices; save the output again",
+            where=where,
+        )
+    odd = next((each for each in devices if re.match(r"GPU(?!\d+$)", each)), None)
+    if odd is not None:
+        raise FormatError(f"found a column {quoted(odd)}; expected GPU0, GPU1, ...; correct it", where=where)
+    return devices
+
+
+def _affinities(
+    rows: Mapping[str, list[str]], num_devices: int, *, has_ids: bool
+) -> tuple[dict[str, str], frozenset[str]]:
+    """({GPU: its CPU affinity}, GPUs with a NUMA id of their own).
+
+    - `has_ids`: True if the last column has the NUMA id of the GPU, after CPU affinity and NUMA affinity.
+    """
+    affinity: dict[str, str] = {}
+    coherent = set()
+    for gpu in (each for each in rows if each.startswith("GPU")):
+        after = rows[gpu][num_devices:]
+        # Virtual machines report the affinity "N/A", which names no CPUs.
+        affinity |= {gpu: cpus for cpus in after[:1] if cpus[0].isdigit()}
+        if has_ids and len(after) == 3 and after[2].isdigit():  # N/A on most machines
+            coherent.add(gpu)
+    return affinity, frozenset(coherent)
 
 
 def _others_differ(
