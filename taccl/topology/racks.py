@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import permutations
 
 from taccl._internal.arguments import Count, Number, checked_as
@@ -73,9 +74,12 @@ def in_network(
         if len(group) < 3 or len(set(group)) < len(group):
             found = f"found {list(group)[:16]}; expected three ranks or more, each once"
             raise TopologyError(found, where="groups")
-    return _joined(
-        name, nodes, nodes, workers, gb_per_s, rtt_us, core_oversubscription, reduces, groups=groups
-    )
+    made = _Racks(
+        name, nodes, nodes, workers,
+        gb_per_s=gb_per_s, rtt_us=rtt_us, core_oversubscription=core_oversubscription,
+    )  # fmt: skip
+    made.link_pairs()
+    return made.built(reduces, groups)
 
 
 @checked_as(TopologyError)
@@ -111,74 +115,98 @@ def rack(
     boxes = [box for box in range(racks) for _ in range(box_nics)]
     nodes = [*range(workers * racks), *(workers * racks + box for box in boxes)]
     racks_of = [rack for rack in range(racks) for _ in range(workers)] + boxes
-    return _joined(
-        name, nodes, racks_of, workers, gb_per_s, rtt_us, core_oversubscription, None, box_gb_per_s
-    )
+    made = _Racks(
+        name, nodes, racks_of, workers,
+        gb_per_s=gb_per_s, rtt_us=rtt_us, core_oversubscription=core_oversubscription,
+    )  # fmt: skip
+    if box_gb_per_s is None:
+        made.link_pairs()
+    else:
+        box_beta = beta_of_bandwidth(box_gb_per_s, where="box_gb_per_s")
+        made.link_pairs(sorted(set(nodes[workers * racks :])), box_beta=box_beta)
+    return made.built()
 
 
-def _joined(
-    name: str,
-    nodes: Sequence[int],
-    rack_of_rank: Sequence[int],
-    workers: int,
-    gb_per_s: Number,
-    rtt_us: Number,
-    core_oversubscription: Number,
-    reduces: InNetwork | None,
-    box_gb_per_s: Number | None = None,
-    groups: Sequence[Sequence[int]] = (),
-) -> Topology:
-    """Link all pairs of ranks through ports of the ranks, and through uplinks if there are several racks."""
-    builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
-    alpha_us, beta = exact_cost(rtt_us, where="rtt_us") / 2, beta_of_bandwidth(gb_per_s, where="gb_per_s")
-    oversubscription = exact_cost(core_oversubscription, where="core_oversubscription")
-    if oversubscription < 1:
-        said = f"found {core_oversubscription}; expected at least 1"
-        raise TopologyError(said, where="core_oversubscription")
-    ranks, racks = range(len(rack_of_rank)), sorted(set(rack_of_rank))
-    port_out = {rank: builder.add_resource(f"port out of {rank}") for rank in ranks}
-    port_in = {rank: builder.add_resource(f"port into {rank}") for rank in ranks}
-    core = racks if len(racks) > 1 else []
-    uplink = {each: builder.add_resource(f"uplink of rack {each}") for each in core}
-    downlink = {each: builder.add_resource(f"downlink of rack {each}") for each in core}
-    core_beta = beta * oversubscription / workers
-    slowest = max(beta, core_beta) if core else beta
-    adding, cores_beta = {}, beta * 0
-    if box_gb_per_s is not None:
-        cores_beta = beta_of_bandwidth(box_gb_per_s, where="box_gb_per_s")
-        boxes = sorted(set(nodes[workers * len(racks) :]))
-        adding = {box: builder.add_resource(f"cores of box {i}") for i, box in enumerate(boxes)}
-    for src, dst in permutations(ranks, 2):
-        across = rack_of_rank[src] != rack_of_rank[dst]
-        cores = adding.get(nodes[dst])
-        link = builder.add_link(
-            src, dst, alpha_us=alpha_us, name="core" if across else "rack",
-            beta_us_per_mb=max(slowest if across else beta, beta if cores is None else cores_beta),
-        )  # fmt: skip
-        if cores is not None:
-            builder.add_hold(link, cores, alpha_us=0, beta_us_per_mb=cores_beta, side="receive")
-        hold_ends(builder, link, port_out[src], port_in[dst], beta=beta)
-    several = []
-    if reduces is not None:
-        several = add_aggregation(
-            builder, port_out, port_in, LinkCost(alpha_us, beta), reduces=reduces,
-            name="switches" if core else "switch", slowest_us_per_mb=slowest, groups=groups,
-        )  # fmt: skip
-    for index, joint in enumerate(builder.links):
-        # Data of several ranks of a rack crosses the uplink once if it is summed or multicast.
-        out, into = ({rack_of_rank[rank] for rank in end} for end in (joint.srcs, joint.dsts))
-        for each in (each for each in sorted(out) if into - {each}):
-            builder.add_hold(index, uplink[each], alpha_us=0, beta_us_per_mb=core_beta)
-        for each in (each for each in sorted(into) if out - {each}):
-            builder.add_hold(index, downlink[each], alpha_us=0, beta_us_per_mb=core_beta, side="receive")
-    if not core:
-        builder.add_switch("switch", ranks, range(len(builder.links)), reduces=reduces)
+class _Racks:
+    """Racks under construction: ranks with ports, and uplinks of racks if there are several.
+
+    - `nodes`, `rack_of_rank`: Node and rack of each rank.
+    - `workers`: Number of workers per rack, whose rates an uplink divides.
+    """
+
+    def __init__(
+        self, name: str, nodes: Sequence[int], rack_of_rank: Sequence[int], workers: int, *,
+        gb_per_s: Number, rtt_us: Number, core_oversubscription: Number,
+    ) -> None:  # fmt: skip
+        self.builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
+        self.nodes, self.rack_of_rank, self.ranks = nodes, rack_of_rank, range(len(nodes))
+        beta = beta_of_bandwidth(gb_per_s, where="gb_per_s")
+        self.cost = LinkCost(exact_cost(rtt_us, where="rtt_us") / 2, beta)
+        oversubscription = exact_cost(core_oversubscription, where="core_oversubscription")
+        if oversubscription < 1:
+            said = f"found {core_oversubscription}; expected at least 1"
+            raise TopologyError(said, where="core_oversubscription")
+        self.racks = sorted(set(rack_of_rank))
+        add = self.builder.add_resource
+        self.port_out = {rank: add(f"port out of {rank}") for rank in self.ranks}
+        self.port_in = {rank: add(f"port into {rank}") for rank in self.ranks}
+        core = self.racks if len(self.racks) > 1 else []
+        self.uplink = {each: add(f"uplink of rack {each}") for each in core}
+        self.downlink = {each: add(f"downlink of rack {each}") for each in core}
+        self.core_beta = beta * oversubscription / workers
+        self.slowest = max(beta, self.core_beta) if core else beta
+
+    def link_pairs(self, boxes: Sequence[int] = (), *, box_beta: Fraction = Fraction(0)) -> None:
+        """Link all pairs of ranks.
+
+        - `boxes`: Nodes whose cores add up what they receive, in `box_beta` us per MB.
+        """
+        cores = {box: self.builder.add_resource(f"cores of box {i}") for i, box in enumerate(boxes)}
+        for src, dst in permutations(self.ranks, 2):
+            across = self.rack_of_rank[src] != self.rack_of_rank[dst]
+            own_cores = cores.get(self.nodes[dst])
+            beta = self.slowest if across else self.cost.beta_us_per_mb
+            link = self.builder.add_link(
+                src, dst, alpha_us=self.cost.alpha_us, name="core" if across else "rack",
+                beta_us_per_mb=beta if own_cores is None else max(beta, box_beta),
+            )  # fmt: skip
+            if own_cores is not None:
+                self.builder.add_hold(link, own_cores, alpha_us=0, beta_us_per_mb=box_beta, side="receive")
+            port_out, port_in = self.port_out[src], self.port_in[dst]
+            hold_ends(self.builder, link, port_out, port_in, beta=self.cost.beta_us_per_mb)
+
+    def built(self, reduces: InNetwork | None = None, groups: Sequence[Sequence[int]] = ()) -> Topology:
+        """The topology with its switches.
+
+        - `reduces`: Reductions in switches; None if they reduce nothing.
+        - `groups`: Process groups for which switches also reduce.
+        """
+        builder, several = self.builder, []
+        if reduces is not None:
+            several = add_aggregation(
+                builder, self.port_out, self.port_in, self.cost, reduces=reduces,
+                name="switches" if self.uplink else "switch", slowest_us_per_mb=self.slowest, groups=groups,
+            )  # fmt: skip
+        self._hold_uplinks()
+        if not self.uplink:
+            builder.add_switch("switch", self.ranks, range(len(builder.links)), reduces=reduces)
+            return builder.build()
+        for each in self.racks:
+            inside = [rank for rank in self.ranks if self.rack_of_rank[rank] == each]
+            links = links_among(builder.links, inside)
+            if len(inside) > 1:
+                builder.add_switch(f"switch of rack {each}", inside, links)
+        if reduces is not None:
+            builder.add_switch("switches", self.ranks, several, reduces=reduces)
         return builder.build()
-    for each in racks:
-        inside = [rank for rank in ranks if rack_of_rank[rank] == each]
-        links = links_among(builder.links, inside)
-        if len(inside) > 1:
-            builder.add_switch(f"switch of rack {each}", inside, links)
-    if reduces is not None:
-        builder.add_switch("switches", ranks, several, reduces=reduces)
-    return builder.build()
+
+    def _hold_uplinks(self) -> None:
+        """Add the holds of uplinks and downlinks by links between racks."""
+        for index, joint in enumerate(self.builder.links):
+            # Data of several ranks of a rack crosses the uplink once if it is summed or multicast.
+            out, into = ({self.rack_of_rank[rank] for rank in end} for end in (joint.srcs, joint.dsts))
+            for each in (each for each in sorted(out) if into - {each}):
+                self.builder.add_hold(index, self.uplink[each], alpha_us=0, beta_us_per_mb=self.core_beta)
+            for each in (each for each in sorted(into) if out - {each}):
+                down = self.downlink[each]
+                self.builder.add_hold(index, down, alpha_us=0, beta_us_per_mb=self.core_beta, side="receive")
