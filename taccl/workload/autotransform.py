@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from taccl._internal.arguments import Count, Seconds, checked_as
@@ -67,64 +67,91 @@ def autotransform(
     Step
         The fastest step; its `workload` is the transformed one.
     """
-    deadline, tried = Deadline.after(time_limit_s), 0
-    best: Step | None = None
+    options = {"rates": rates, "communication_share": communication_share}
+    search = _Search(workload, topology, tiles, Deadline.after(time_limit_s), note, options)
+    found = search.schedule(workload, order="in-sequence")
+    with contextlib.suppress(KeyboardInterrupt):
+        search.run()
+    return search.best or found
 
-    def scheduled(some: Workload, **how: Any) -> Step:
-        nonlocal best, tried
-        step = schedule_workload(some, topology, rates=rates, communication_share=communication_share, **how)
-        best = step if best is None or step.finish < best.finish else best
-        tried += 1
-        note(f"{format_count(tried, 'step')} scheduled, best {format_us(best.finish)}")
+
+class _Search:
+    """Search over forms of a step: `best` is the fastest step so far.
+
+    - `tiles`: Numbers of tiles to try.
+    - `note`: Called with a line of text after each scheduled step.
+    - `options`: Options of `schedule_workload`.
+    """
+
+    def __init__(
+        self, workload: Workload, topology: Topology, tiles: Sequence[int], deadline: Deadline,
+        note: Callable[[str], None], options: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._workload, self._topology, self._tiles = workload, topology, tiles
+        self._deadline, self._note, self._options = deadline, note, options
+        self._num_tried = 0
+        self.best: Step | None = None
+
+    def run(self) -> None:
+        """Schedule usual forms of the step, then variants, first untiled and then in tiles."""
+        forms, variants = list(_baselines(self._workload)), list(_variants(self._workload))
+        for form in forms:
+            if form != self._workload:
+                self.schedule(form, order="in-sequence")
+        for form in forms:
+            if not self._deadline.has_passed:
+                self.schedule(form)
+        others = [each for each in variants if each not in forms]
+        for variant in (
+            [] if self._deadline.has_passed else self._by_estimate((each, each) for each in others)
+        ):
+            if not self._deadline.has_passed:
+                self.schedule(variant)
+        ways = self._by_estimate(self._in_fewest_tiles(variants))
+        least = self._num_tried + 1
+        for variant, axis in ways:
+            last: Step | None = None
+            for some in self._in_tiles(variant, axis):
+                if self._deadline.has_passed and self._num_tried >= least:
+                    return
+                step = self.schedule(some)
+                if last is not None and step.finish >= last.finish:
+                    break
+                last = step
+
+    def schedule(self, some: Workload, **how: Any) -> Step:
+        """Schedule a form of the step, which becomes `best` if it is the fastest so far."""
+        step = schedule_workload(some, self._topology, **self._options, **how)
+        self.best = step if self.best is None or step.finish < self.best.finish else self.best
+        self._num_tried += 1
+        tried = format_count(self._num_tried, "step")
+        self._note(f"{tried} scheduled, best {format_us(self.best.finish)}")
         return step
 
-    def by_estimate(steps: Iterable[tuple[Workload, _Choice]]) -> list[_Choice]:
+    def _by_estimate(self, steps: Iterable[tuple[Workload, _Choice]]) -> list[_Choice]:
         """Sort choices by the finish of their steps under stock algorithms, earliest first.
 
         Once time is up, only the first step is estimated, and the others are left out.
         """
         quick: list[tuple[float, _Choice]] = []
         for some, choice in steps:
-            if not (deadline.has_passed and quick):
-                quick.append((scheduled(some, algorithm="stock").finish_us, choice))
+            if not (self._deadline.has_passed and quick):
+                quick.append((self.schedule(some, algorithm="stock").finish_us, choice))
         return [choice for _, choice in sorted(quick, key=lambda each: each[0])]
 
-    def in_tiles() -> Iterator[tuple[Workload, tuple[Workload, int]]]:
+    def _in_fewest_tiles(
+        self, variants: Iterable[Workload]
+    ) -> Iterator[tuple[Workload, tuple[Workload, int]]]:
         """Yield (variant in the fewest tiles possible, (untiled variant, axis)), by variant and axis."""
         for variant in variants:
             for axis in range(max(len(tensor.shape) for tensor in variant.tensors.values()) or 1):
-                some = next(filter(None, (_tiled(variant, count, axis) for count in tiles)), None)
+                some = next(self._in_tiles(variant, axis), None)
                 if some is not None:
                     yield some, (variant, axis)
 
-    def search() -> None:
-        for form in forms:
-            if form != workload:
-                scheduled(form, order="in-sequence")
-        for form in forms:
-            if not deadline.has_passed:
-                scheduled(form)
-        others = [each for each in variants if each not in forms]
-        for variant in [] if deadline.has_passed else by_estimate((each, each) for each in others):
-            if not deadline.has_passed:
-                scheduled(variant)
-        ways = by_estimate(in_tiles())
-        least = tried + 1
-        for variant, axis in ways:
-            last: Step | None = None
-            for some in filter(None, (_tiled(variant, count, axis) for count in tiles)):
-                if deadline.has_passed and tried >= least:
-                    return
-                step = scheduled(some)
-                if last is not None and step.finish >= last.finish:
-                    break
-                last = step
-
-    found = scheduled(workload, order="in-sequence")
-    with contextlib.suppress(KeyboardInterrupt):
-        forms, variants = list(_baselines(workload)), list(_variants(workload))
-        search()
-    return best or found
+    def _in_tiles(self, variant: Workload, axis: int) -> Iterator[Workload]:
+        """Yield a variant in each number of tiles along an axis, without impossible ones."""
+        return filter(None, (_tiled(variant, count, axis) for count in self._tiles))
 
 
 def _baselines(workload: Workload) -> Iterator[Workload]:
