@@ -56,6 +56,12 @@ class FittedSeries:
         return float(factors_at(asked, np.array(self.series.size_bytes, float), np.array(self.factors))[0])
 
     @property
+    def model_errors(self) -> list[float]:
+        """Relative errors of the cost model alone, without the correction by size."""
+        predicted = np.array(self.predicted_us) / np.array(self.factors or 1.0)
+        return [abs(error) for error in (predicted / np.array(self.series.times_us) - 1).tolist()]
+
+    @property
     def ranges(self) -> dict[int, tuple[int, int]]:
         """{protocol: smallest and largest measured size at which the library used it}."""
         sizes = {
