@@ -69,9 +69,7 @@ def with_gains(
         least = f"at least {expected.least_us:.3g} us under any schedule"
         notes.append(f"{together}, which takes {least}; run one process for each GPU")
     if cut:
-        notes.append(
-            f"time was up in the search for better schedules at {', '.join(cut)}; give more time"
-        )
+        notes.append(f"time was up in the search for better schedules at {', '.join(cut)}; give more time")
     return replace(judged, gains=tuple(gains), notes=tuple(notes))
 
 

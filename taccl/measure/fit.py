@@ -49,7 +49,7 @@ from taccl.topology.topology import Topology
 
 #: Min sizes for held-out sizes, and for intervals by resampling.
 _MIN_SIZES = 3
-#: Max 90th percentile of the cost model's relative errors, without corrections by size; above it, a warning and a note say that some sizes fit badly.
+#: Max 90th percentile of relative errors without correction by size; above it, a warning and a note.
 WORST_P90 = 0.2
 #: Max ratio of a fitted value to its physical limit at which it counts as limited.
 _NEAR = 1.005
@@ -167,7 +167,10 @@ def fit(
         if each.determined and each.name.endswith("_gb_per_s")
     ]
     p90 = float(np.percentile([error for each in fitted for error in each.model_errors], 90))
-    poor = f"the 90th percentile of the errors without correction is {p90:.0%}: some sizes fit badly; see their table"
+    poor = (
+        f"the 90th percentile of the errors without correction is {p90:.0%}: "
+        "some sizes fit badly; see their table"
+    )
     if p90 > WORST_P90:
         warn(f"fit to {source}: {poor}", NumericsWarning)
     notes = (
