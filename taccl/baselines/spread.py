@@ -96,7 +96,7 @@ def cut_while_it_pays(
     - `pays`: Finer chunks are kept if they finish within this share of the time of coarser ones.
     - `merges`: True to also try each message of the algorithm as one send, if sends may merge.
     - `most_transfers`: Max transfers of a schedule in finer chunks.
-    - `likely`: Number of parts that probably is the best, tried right after `parts`; 1 if unknown.
+    - `likely`: Number of parts that probably is the best, tried right after half of `parts`; 1 if unknown.
     - `asked`: Problem whose earliest schedule is kept (`keep_soonest`), if links of `problem` merge instead.
     """
     if not problem.collective.num_chunks:  # without chunks there are no sends
@@ -185,9 +185,8 @@ def _cut_while_it_pays(
         parts = 2 * best.problem.collective.num_chunks // problem.collective.num_chunks
         most *= 2 * best.num_transfers <= most_transfers
     elif cut and parts <= likely <= most:
-        for number in dict.fromkeys(
-            (parts, likely)
-        ):  # the coarser chunks take less time, and come again below
+        # Coarse chunks take little time, and are complete if time ends; `parts` and finer ones follow below.
+        for number in dict.fromkeys((max(2, parts // 2), likely)):
             first[number] = make(cut_chunks(problem, number))
             finer[name] = fastest(first.values())
     elif cut:  # coarser chunks come first, so that some are complete if time ends
