@@ -485,6 +485,17 @@ def test_large_problems_have_the_bound_of_nodes(monkeypatch):
     assert bound_over_all_chunkings(least, budget_s=1e6) is every  # final, so it is not computed again
 
 
+def test_a_hurried_bound_is_that_of_cuts_and_is_sought_again(monkeypatch):
+    """If time is short for the moves, cuts alone are evaluated, once; they include the middle of a mesh."""
+    problem = taccl.make_problem(taccl.topologies.mesh(4, 4, alpha_us=0), "alltoall", size_bytes=16 * 10**6)
+    least = bounds.latency_bound(problem)
+    monkeypatch.setattr(scopes, "_BOUND_S_PER_MOVE", 1.0)
+    hurried = bound_over_all_chunkings(least, budget_s=10.0)
+    assert (hurried.kind, hurried.bound) == ("throughput", 16 * 20) and hurried.check()
+    monkeypatch.undo()
+    assert bound_over_all_chunkings(least, budget_s=10.0) is not hurried
+
+
 def test_the_last_bound_of_late_searches_lists_no_chunks(monkeypatch):
     """Once time is up, the cut around a node of 4,096 chunks is found from sets of ranks, not chunk by chunk."""
     problem = taccl.make_problem(taccl.topologies.dgx_h100(8), "alltoall", size_bytes="64MB")

@@ -70,7 +70,7 @@ _COUNTING_SHARE = 0.5
 _FIRST_S, _SMALL_S = 1.0, 1.5
 #: `_LEVELS_SHARE`: share of the time for cuts along level sets of one node's ranks.
 #: `_LEVELS_S`: min seconds for cuts along level sets.
-_LEVELS_SHARE, _LEVELS_S = 0.1, 0.2
+_LEVELS_SHARE, _LEVELS_S = 0.1, 0.1
 #: Max links per rank of a network that is likely to have a narrow cut through its middle, such as a mesh.
 _SPARSE_LINKS = 16
 #: Min seconds for the last linear programs, if the time limit permits, and for the bound of one release date.

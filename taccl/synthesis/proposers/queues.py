@@ -41,7 +41,7 @@ _TOTAL_SENDS = 200_000
 #: If time is short, a simple order suffices if its finish is at most this multiple of the peak load.
 #: The peak load is a lower bound for all orders of sends along the same routes.
 #: `_LATE_S`: otherwise, a run of the kernel may end this number of seconds after the time for runs.
-_CLOSE, _LATE_S = 1.02, 0.5
+_CLOSE, _LATE_S = 1.02, 0.25
 #: Max runs of the kernel along paths, each with another rule or other paths.
 _MOST_RUNS = 40
 #: Max runs of the kernel along trees, each with another order or other trees.

@@ -140,6 +140,7 @@ class TestPhases:
         searches = []
         search = router.route
         monkeypatch.setattr(router, "_MARGIN", 1e9)
+        monkeypatch.setattr(router, "_LEAST_PASSES_S", 0.0)
         monkeypatch.setattr(router, "route", lambda *what: (searches.append(what[3]), search(*what))[1])
         problem = problem_of(topologies.mesh(5, 5), "alltoall")
         assert taccl.verify(schedule_large(problem, num_runs=1, deadline=Deadline.after(60))).ok
