@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from taccl._internal.names import first_of
 from taccl._internal.units import format_count
 from taccl.errors import InputError
+from taccl.topology.boards import SLOT_GB_PER_S, board_of
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import exact_cost, hold_ends
 
@@ -33,6 +35,8 @@ _SLOT_GB_PER_S = 64.0
 #: `_NVLINK_GB_PER_S`: min and max rate of one NVLink of P100 and V100 in GB/s, as measured.
 #: `_SAME`: max relative difference at which a rate counts as a multiple of one NVLink's.
 _NVLINK_GB_PER_S, _SAME = (16.0, 26.0), 0.08
+#: Max ratio of the measured rates of a GPU's NVLinks to that of its data sheet.
+_SLACK = 1.05
 #: `_PCIE_4_GB_PER_S`: GB/s of a PCIe 4 x16 slot; bridges of two GPUs are faster.
 #: `_RATIO_OF_BRIDGES`: min ratio of the rate of bridges of two GPUs to that of every other link.
 _PCIE_4_GB_PER_S, _RATIO_OF_BRIDGES = 32.0, 2.0
@@ -186,7 +190,7 @@ def _costs(
         shared.append(SharedPath(what, inside, float(_rounded(np.array(1000.0 / each)))))
     kinds, wires, because_of = np.zeros((count, count), np.int64), np.zeros((count, count), bool), ""
     if probe.is_one_server:
-        kinds, wires, because_of = _kinds_of_links(slowness)
+        kinds, wires, because_of = _kinds_of_links(slowness, probe.gpus)
     if found:
         nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
         because = "as their distances suggest" if probe.clusters is None else "as was stated"
@@ -194,7 +198,8 @@ def _costs(
     notes = [] if found else [f"{count} hosts, all alike"]
     if probe.is_one_server:
         notes = [f"{count} GPUs of one server"]
-        num_kinds, least = int(kinds[~wires].max()) + 1, 1 / slowness[wires].max() if wires.any() else 0.0
+        rest = kinds[~(wires | np.eye(count, dtype=bool))]
+        num_kinds, least = int(rest.max(initial=-1)) + 1, 1 / slowness[wires].max() if wires.any() else 0.0
         assumed += _assumed_of_ports(ports, num_kinds, least, because_of)
     alpha = np.nan_to_num(np.round(alpha, DECIMALS))
     beta = np.nan_to_num(_rounded(1000.0 * slowness))
@@ -233,6 +238,7 @@ def _uplinks(
 def _assumed_of_ports(ports: str | None, num_kinds: int, least: float, because_of: str) -> list[str]:
     """Assumptions on the ports of the GPUs of a server.
 
+    - `num_kinds`: Number of kinds of links that share a port; 0 if all links have wires of their own.
     - `least`: Least rate in GB/s of NVLinks with wires of their own; 0 without such links.
     """
     of_each = (
@@ -240,7 +246,7 @@ def _assumed_of_ports(ports: str | None, num_kinds: int, least: float, because_o
         "GB/s one PCIe slot)"
     )
     assumed = []
-    if ports is None:
+    if ports is None and num_kinds:
         assumed.append(
             f"links of a GPU share a port, {of_each}, as pairs were measured one at a time "
             "(ports='none' assumes separate wires)"
@@ -253,12 +259,16 @@ def _assumed_of_ports(ports: str | None, num_kinds: int, least: float, because_o
     return assumed
 
 
-def _kinds_of_links(slowness: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], str]:
+def _kinds_of_links(
+    slowness: NDArray[np.float64], gpus: Sequence[str]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], str]:
     """(kind of each link, True for NVLinks with wires of their own, reason), the first two as matrices.
 
     Kinds are numbered by rate, from 0 for the fastest; after them, each NVLink of a GPU has its own. Links
     are of different kinds if their sorted rates have a gap between them. All rates below that of a PCIe slot
     are of one kind, apart from NVLinks that join two GPUs without a switch.
+
+    - `gpus`: Model of each GPU; empty if unknown, so that NVLinks are recognised by their rates.
     """
     off = ~np.eye(len(slowness), dtype=bool)
     ordered = np.sort(slowness[off])
@@ -266,14 +276,36 @@ def _kinds_of_links(slowness: NDArray[np.float64]) -> tuple[NDArray[np.int64], N
     starts = ordered[1:][differ & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
     kinds = np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
     places = np.flatnonzero(differ) + 1
-    wires = off & (slowness <= _slowest_nvlink(ordered, places))
-    why = "their rates are whole multiples of one NVLink's"
-    if not wires.any():
+    known = _nvlinks_of(slowness, gpus)
+    if known is not None:
+        wires, why = known, f"the PCIe slots of {first_of(sorted(set(gpus)), 2)} are slower"
+    else:
+        wires = off & (slowness <= _slowest_nvlink(ordered, places))
+        why = "their rates are whole multiples of one NVLink's"
+    if known is None and not wires.any():
         wires = _bridges(slowness, ordered, places)
         why = f"each GPU has at most one, and other links are slower by {_RATIO_OF_BRIDGES:g} times or more"
     ranks = np.arange(len(slowness))
     own = kinds.max() + (ranks[None] - ranks[:, None]) % len(ranks)
     return np.where(wires, own, kinds), wires, why
+
+
+def _nvlinks_of(slowness: NDArray[np.float64], gpus: Sequence[str]) -> NDArray[np.bool_] | None:
+    """True for NVLinks that join pairs of GPUs: links faster than the PCIe slots of both GPUs.
+
+    There are none if those of a GPU add up to more than its NVLinks, which it then shares through a switch.
+    None if the board of a GPU is unknown.
+    """
+    boards = [each for each in map(board_of, gpus) if each is not None]
+    if len(boards) < len(slowness):
+        return None
+    slots = np.array([SLOT_GB_PER_S[each.pcie] for each in boards])
+    most = np.array([each.num_nvlinks * each.nvlink_gb_per_s for each in boards])
+    off = ~np.eye(len(slowness), dtype=bool)
+    rates = np.where(off, 1 / np.where(off, slowness, 1.0), 0.0)
+    found: NDArray[np.bool_] = (rates > np.minimum.outer(slots, slots)) & (np.minimum.outer(most, most) > 0)
+    is_switched = (np.where(found, rates, 0.0).sum(axis=1) > _SLACK * most).any()
+    return found & (not is_switched)
 
 
 def _bridges(

@@ -25,6 +25,7 @@ from taccl.measure.series import POINT_TO_POINT
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION
 from taccl.placement.pair_cells import Table, matrices_in, table_of, tables_of_pairs, unit_of, without_units
 from taccl.placement.probe import PortUse, Probe
+from taccl.topology.boards import boards_in
 from taccl.topology.topology import Topology
 
 _LIMIT_BYTES = 64 * 10**6
@@ -233,7 +234,7 @@ def _of_p2p(lines: Sequence[str], where: str) -> Probe:
     _, last = next(reversed(found.values()))
     return Probe(
         tuple(f"GPU {i}" for i in last.names), tables.get("latency"), tables.get("bandwidth"),
-        assumed=tuple(assumed),
+        assumed=tuple(assumed), gpus=_models(last, lines),
     )  # fmt: skip
 
 
@@ -273,7 +274,15 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
     return Probe(
         tuple(f"GPU {i}" for i in table.names), None if latency is None else latency.values / 1000, values,
         assumed=(*[told] * (len(heads) > 1), *[domain] * (len(hosts) > 1)),
+        gpus=_models(table, lines) if len(hosts) < 2 else (),
     )  # fmt: skip
+
+
+def _models(table: Table, lines: Sequence[str]) -> tuple[str, ...]:
+    """Model of the GPU of each row of a matrix, as lines above it list them; empty unless all are known."""
+    models = boards_in("\n".join(lines))
+    numbers = [int(name) if name.isdecimal() else -1 for name in table.names]
+    return tuple(models[each] for each in numbers) if models.keys() >= set(numbers) else ()
 
 
 def _of_mpigraph(lines: Sequence[str], where: str) -> Probe:

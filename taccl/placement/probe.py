@@ -128,6 +128,8 @@ class Probe:
         the distances.
     assumed : tuple of str
         Figures that are assumed or estimated rather than measured.
+    gpus : tuple of str
+        Model of the GPU of each rank, such as ``"Tesla V100-SXM2-16GB"``; empty if unknown.
 
     Raises
     ------
@@ -147,8 +149,12 @@ class Probe:
     bandwidth_repeats_gb_per_s: NDArray[np.float64] | None = None
     clusters: tuple[tuple[int, ...], ...] | None = None
     assumed: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.gpus and len(self.gpus) != self.num_hosts:
+            said = f"found {format_count(len(self.gpus), 'model')} for {format_count(self.num_hosts, 'GPU')}"
+            raise InputError(f"{said}; expected one for each, or none", where="probe.gpus")
         if self.latency_us is None and self.bandwidth_gb_per_s is None:
             said = "found neither latency_us nor bandwidth_gb_per_s; give one of them"
             raise InputError(said, where="probe")
@@ -319,6 +325,7 @@ class Probe:
             },
             **({} if self.clusters is None else {"clusters": [list(labels) for labels in self.clusters]}),
             **({"assumed": list(self.assumed)} if self.assumed else {}),
+            **({"gpus": list(self.gpus)} if self.gpus else {}),
         }
 
     @classmethod
@@ -334,7 +341,7 @@ class Probe:
             return cls(
                 data["hosts"], uplinks=uplinks, **{name: data[name] for name in known}, **repeats,
                 clusters=None if clusters is None else tuple(map(tuple, clusters)),
-                assumed=tuple(data.get("assumed", ())),
+                assumed=tuple(data.get("assumed", ())), gpus=tuple(data.get("gpus", ())),
             )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

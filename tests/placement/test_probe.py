@@ -243,6 +243,43 @@ def test_nvlinks_of_pairs_have_wires_of_their_own():
     assert not _has_wires(np.where(rates == 48.0, 24.0, rates))  # one rate beside PCIe may be PCIe, too
 
 
+@pytest.mark.parametrize(
+    ("gpu", "sum_gb_per_s"),
+    [("", 36), ("Tesla V100-SXM2-16GB", 48 + 2 * 24.5), ("NVIDIA GeForce RTX 5090", 36), ("Unheard of", 36)],
+)
+def test_names_of_gpus_tell_nvlinks_from_pcie(gpu, sum_gb_per_s):
+    """All links of four V100 are NVLinks: two to one GPU, one to each other; RTX 5090 have PCIe 5 alone.
+
+    Through one port for all links, a GPU gets 16 MB at 24.5 and 32 MB at 48 GB/s, or 36 GB/s together.
+    """
+    rates = np.full((4, 4), 24.5)
+    for a, b in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        rates[a, b] = 48.0
+    probe = Probe(
+        tuple(f"GPU {i}" for i in range(4)), bandwidth_gb_per_s=rates, gpus=(gpu,) * 4 if gpu else ()
+    )
+    topology = Probe.from_dict(probe.to_dict()).topology()
+    problem = taccl.make_problem(topology, "allgather", size_bytes=64 * 10**6)
+    expected_us = 48_000 / sum_gb_per_s
+    assert taccl.lower_bound(problem, divisible=True).bound_us == pytest.approx(expected_us, rel=0.05)
+    is_of_nvlinks = sum_gb_per_s > 36
+    assert is_of_nvlinks == any("as the PCIe slots of Tesla V100" in each for each in topology.assumed)
+    assert is_of_nvlinks != any("share a port" in each for each in topology.assumed)
+
+
+def test_nvlinks_through_a_switch_share_a_port():
+    """Eight V100 with 137 GB/s for each pair share their six NVLinks, 150 GB/s, through a switch."""
+    names = tuple(f"GPU {i}" for i in range(8))
+    probe = Probe(names, bandwidth_gb_per_s=np.full((8, 8), 137.0), gpus=("Tesla V100-SXM3-32GB",) * 8)
+    assert not any("wires of their own" in each for each in probe.topology().assumed)
+
+
+def test_models_of_gpus_are_one_for_each():
+    """The number of models must be that of the GPUs."""
+    with pytest.raises(InputError, match="probe.gpus: found 2 models for 3 GPUs"):
+        Probe(NAMES, OURS, gpus=("NVIDIA L4", "NVIDIA L4"))
+
+
 def test_bridges_of_two_gpus_are_not_limited_by_a_pcie_slot():
     """A bridge of 52.8 GB/s beside PCIe at 21 is an NVLink of its own, though a PCIe 5 slot is as fast.
 
@@ -561,6 +598,16 @@ class TestMatrices:
             " 0       N/A    798.02\n 1    798.10       N/A\n"
         )
         assert load_probe(path).assumed == ("GPUs of 2 hosts, which NVLink joins, count as one server",)
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_models_of_gpus_are_read(self, tmp_path, first):
+        """The list of devices above a matrix names the model of each GPU, unless a GPU is missing there."""
+        path = tmp_path / "p2p.txt"
+        path.write_text(
+            "".join(f"Device: {i}, NVIDIA L4, pciBusID: {i}, pciDeviceID: 0\n" for i in range(first, 2))
+            + "Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n   D\\D 0 1\n 0 900 24\n 1 25 900\n"
+        )
+        assert load_probe(path).gpus == (("NVIDIA L4",) * 2 if first == 0 else ())
 
     def test_mpigraph(self, tmp_path):
         """The matrix Send of mpiGraph is read, in MB/s of 2^20 bytes; a row that is missing is named."""

@@ -23,6 +23,7 @@ from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.matrix import NVLINK, ONE_CPU, ONE_SWITCH, SWITCHES, Matrix, read_matrix
 from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.nccl.server import PcieUse, Wiring, build_servers, pairs_by_pcie, stated_alpha
+from taccl.topology.boards import Board, boards_in, common_board
 from taccl.topology.parts import beta_of_bandwidth
 from taccl.topology.topology import Topology
 
@@ -30,16 +31,18 @@ NvlinkUse = Literal["auto", "pairs", "switch"]
 
 MAX_FILE_BYTES = 10**6
 #: Rate of one NVLink in GB/s in each direction; the second is that of GB200.
-_NVLINK_GB_PER_S, _GB200_NVLINK_GB_PER_S = 25, 50
+_NVLINK_GB_PER_S, _GB200_NVLINK_GB_PER_S = 25.0, 50.0
 #: GB/s each way of one NVLink on GPUs with other rates, by their data sheets.
 _OTHER_NVLINKS = "20 (P100), 14 (RTX 3090, A6000) or 50 (B200)"
 #: Rate in GB/s in each direction between a GPU and its CPU over NVLink-C2C (GH200, GB200; data sheets).
 _C2C_GB_PER_S = 450
 #: Max NVLinks of a GPU (H100, B200). If the cells of a GPU add up to more, it shares them through NVSwitch.
 _MOST_NVLINKS = 18
-#: (max NVLinks of a GPU, its assumed PCIe generation, GB/s of 16 lanes by NCCL's constants).
-#: P100 and V100 have 4 to 6 NVLinks, A100 has 12, H100 and B200 have 18.
-_PCIE_BY_NVLINKS = ((6, "PCIe 3", 12), (12, "PCIe 4", 24), (_MOST_NVLINKS, "PCIe 5", 48))
+#: (max NVLinks of a GPU, its assumed PCIe generation): P100 and V100 have 4 to 6 NVLinks, A100 has 12, H100
+#: and B200 have 18.
+_PCIE_BY_NVLINKS = ((6, 3), (12, 4), (_MOST_NVLINKS, 5))
+#: {PCIe generation: GB/s of 16 lanes, by NCCL's constants}.
+_PCIE_GB_PER_S = {3: 12, 4: 24, 5: 48, 6: 96}
 
 
 @checked_as(TopologyError)
@@ -67,11 +70,13 @@ def load_nvidia_smi(
     - `nvlink_joins`: Topology of NVLinks: GPUs pair by pair, or through NVSwitch. The matrix does not
       distinguish them. NVSwitch is the default for three or more GPUs with equal cells that add up to more
       than 18.
-    - `nvlink_gb_per_s`: Rate of one NVLink. Default: 25, that of V100, A100 and H100.
+    - `nvlink_gb_per_s`: Rate of one NVLink. Default: by the name of the GPUs, if the file has it beside the
+      matrix; else 25, that of V100, A100 and H100.
     - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
       node (default), or always.
-    - `pcie_gb_per_s`: Rate of every PCIe link. Default: NCCL's figures for 16 lanes of PCIe 3, 4 and
-      5 (12, 24 and 48), by the number of NVLinks of a GPU; at least the rate of a NIC.
+    - `pcie_gb_per_s`: Rate of every PCIe link. Default: NCCL's figures for 16 lanes of PCIe 3, 4, 5 and 6
+      (12, 24, 48 and 96), by the name of the GPUs in the file, else by their number of NVLinks; at least the
+      rate of a NIC.
     - `cpu_gb_per_s`: Rate between two CPUs; no limit by default.
     - `nic_gb_per_s`: Rate of every NIC; required for more than one node.
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
@@ -79,7 +84,8 @@ def load_nvidia_smi(
       Default: 0.3 and 2.6.
     """
     where = os.fspath(path)
-    matrix = read_matrix(unquoted(read_text(path, MAX_FILE_BYTES)), where)
+    text = unquoted(read_text(path, MAX_FILE_BYTES))
+    matrix, named_board = read_matrix(text, where), common_board(boards_in(text).values())
     if nodes != 1 and len(matrix.devices) == len(matrix.gpus):
         raise TopologyError(
             f"found a matrix of GPUs alone, and nodes={nodes} needs NICs; add the rows and columns of NICs, "
@@ -98,11 +104,11 @@ def load_nvidia_smi(
     server = PcieServer(Path(where).stem, gpus=list(matrix.gpus))
     server.assumed += matrix.assumed
     server.nvlinks, server.switches = _nvlinks(matrix, nvlink_joins, where)
-    usual_rate, of_gpus = _nvlink_guess(matrix)
+    usual_rate, of_gpus = _nvlink_guess(matrix, named_board)
     nvlink_rate = usual_rate if nvlink_gb_per_s is None else nvlink_gb_per_s
     server.nvlink_beta_us_per_mb = beta_of_bandwidth(nvlink_rate, where="nvlink_gb_per_s")
     pcie_beta, guess = (
-        _pcie_guess(server, None if nic_gb_per_s is None else nic_beta)
+        _pcie_guess(server, named_board, None if nic_gb_per_s is None else nic_beta)
         if pcie_gb_per_s is None
         else (beta_of_bandwidth(pcie_gb_per_s, where="pcie_gb_per_s"), "")
     )
@@ -124,7 +130,7 @@ def load_nvidia_smi(
         )
     if nvlink_gb_per_s is None and (server.nvlinks or server.switches):
         server.assumed.append(
-            f"{nvlink_rate} GB/s for an NVLink each way, as of {of_gpus} (nvlink_gb_per_s=)"
+            f"{nvlink_rate:g} GB/s for an NVLink each way, as of {of_gpus} (nvlink_gb_per_s=)"
         )
     if guess:
         server.assumed.append(guess)
@@ -171,16 +177,26 @@ def _joined(server: PcieServer) -> list[str]:
     return assumed
 
 
-def _nvlink_guess(matrix: Matrix) -> tuple[int, str]:
-    """GB/s of an NVLink each way without a stated rate, and the GPUs with this rate as text."""
+def _nvlink_guess(matrix: Matrix, named: tuple[str, Board] | None) -> tuple[float, str]:
+    """GB/s of an NVLink each way without a stated rate, and the GPUs with this rate as text.
+
+    - `named`: Board that the file names.
+    """
+    if named is not None and named[1].num_nvlinks:
+        return named[1].nvlink_gb_per_s, f"{named[0]}, which the file names"
     cpus = [matrix.affinity[gpu] for gpu in matrix.coherent if gpu in matrix.affinity]
     if 1 < len(set(cpus)) < len(cpus):  # one affinity of all GPUs may be that of a container
         return _GB200_NVLINK_GB_PER_S, "GB200, as several GPUs share a CPU over NVLink-C2C"
     return _NVLINK_GB_PER_S, f"V100, A100 and H100; other GPUs have {_OTHER_NVLINKS}"
 
 
-def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction, str]:
-    """Beta in us per MB of PCIe links without a stated rate, and the assumption as text."""
+def _pcie_guess(
+    server: PcieServer, named: tuple[str, Board] | None, nic_beta: Fraction | None
+) -> tuple[Fraction, str]:
+    """Beta in us per MB of PCIe links without a stated rate, and the assumption as text.
+
+    - `named`: Board that the file names.
+    """
     of_rank = dict.fromkeys(range(len(server.gpus)), 0)
     for pair, count in server.nvlinks.items():
         for rank in pair:
@@ -189,9 +205,13 @@ def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction
         of_rank |= counts
     most = max(of_rank.values(), default=0)
     known = (entry for entry in _PCIE_BY_NVLINKS if most <= entry[0])
-    _, generation, rate = next(known, _PCIE_BY_NVLINKS[-1])
-    beta, why = beta_of_bandwidth(rate), f"{rate} GB/s for a PCIe link, 16 lanes of {generation}"
-    why += f", usual for GPUs with {most} NVLinks" if most else ""
+    generation = next(known, _PCIE_BY_NVLINKS[-1])[1] if named is None else named[1].pcie
+    rate = _PCIE_GB_PER_S[generation]
+    beta, why = beta_of_bandwidth(rate), f"{rate} GB/s for a PCIe link, 16 lanes of PCIe {generation}"
+    if named is not None:
+        why += f", as of {named[0]}, which the file names"
+    else:
+        why += f", usual for GPUs with {most} NVLinks" if most else ""
     if nic_beta is not None and nic_beta < beta:
         beta, why = nic_beta, f"{float(1000 / nic_beta):g} GB/s for a PCIe link, the rate of a NIC"
     return beta, f"{why} (pcie_gb_per_s=)"

@@ -418,6 +418,31 @@ def test_matrices_without_nvlinks_say_so(tmp_path):
     assert any("`nvidia-smi topo -mp` omits them" in each for each in topology.assumed)
 
 
+@pytest.mark.parametrize(
+    ("names", "nvlink", "pcie"),
+    [
+        (["NVIDIA RTX A6000"] * 3, "14.0625", "24"),
+        (["NVIDIA RTX A6000", "NVIDIA RTX A6000", "NVIDIA L4"], "25", "12"),
+        (["NVIDIA L4"] * 3, "25", "24"),
+        (["MI300X"] * 3, "25", "12"),
+    ],
+    ids=["named", "mixed", "without NVLinks", "unknown"],
+)
+def test_names_of_gpus_beside_the_matrix_give_rates(tmp_path, names, nvlink, pcie):
+    """Names of the GPUs in the text give the rate of an NVLink and the generation of PCIe, as assumptions.
+
+    Names contradict NVLinks of the matrix if their boards have none, and then give no rate of these.
+    """
+    listed = "".join(f"GPU {rank}: {name} (UUID: GPU-{rank})\n" for rank, name in enumerate(names))
+    rows = ["GPU0 X NV4 SYS 0-7 0", "GPU1 NV4 X SYS 0-7 0", "GPU2 SYS SYS X 8-15 1"]
+    path = _write(tmp_path, *rows, columns=_gpus(3), after=f"\n{listed}")
+    topology = load_quietly(path)
+    assert {float(1000 / link.beta_us_per_mb) for link in topology.links} == {4 * float(nvlink), float(pcie)}
+    told = [each for each in topology.assumed if f"{nvlink} GB/s for an NVLink" in each]
+    assert ("which the file names" in told[0]) == (nvlink != "25")
+    assert any(each.startswith(f"{pcie} GB/s for a PCIe link") for each in topology.assumed)
+
+
 def test_equal_pairs_are_an_assumption(tmp_path):
     """Three GPUs with NV6 cells may have 6 NVLinks for each pair, or 6 each into an NVSwitch."""
     path = _write(tmp_path, *_equal("NV6", 3), columns=_gpus(3))
