@@ -8,34 +8,27 @@ order. Their completion is unknown until a ``flush``, or a signal sent over the 
 rank accesses its buffers before the rank begins, and again when its threadblocks have ended. One run finds
 all unordered accesses, as for programs (`taccl.program.execution`).
 
-Operations that `taccl.formats.mscclpp.operations` does not list cannot be run: those on NVLS (``glres``,
-``gstore``, ``gstorepkt``), ``pipeline``, ``get``, ``pws``, ``pwsf`` and ``barrier``. They raise an error that
-names them. So do limits of the executor on one rank that a plan exceeds.
+A relaxed signal orders no writes, but reads of other ranks' memory before it have ended. Operations that
+`taccl.formats.mscclpp.operations` does not list, and limits that a plan exceeds, raise an error.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import add
 from typing import Any
 
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
-from taccl.formats.mscclpp.operations import FIRST_PACKET, FLOWS, check_gpu
-from taccl.formats.program_kind import ProgramKind, collective_of
-from taccl.problem.collective import Collective
+from taccl.formats.mscclpp.operations import FIRST_PACKET, FLOWS, check_gpu, collective_of_plan
 from taccl.program.contents import Content, content_at_start, contents_of
 from taccl.program.execution import Event, unordered
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import Slot
 
-#: {name of a collective in plans: collective that defines the outputs to check}.
-_KINDS = {
-    "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
-    "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
-}  # fmt: skip
 _ROOTED = ("broadcast", "reduce")
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 #: {list of a threadblock: (field with the kind of channel, field with the ids)}.
@@ -99,7 +92,7 @@ class _PlanRun:
         for r, gpu in enumerate(self.gpus):
             check_gpu(gpu, r)
             self.blocks |= {(r, t): threadblock for t, threadblock in enumerate(gpu["threadblocks"])}
-        self.collective = _collective(plan, root)
+        self.collective = collective_of_plan(plan, root)
         self.layouts = (RankLayout((), ()),) * len(self.gpus)
         if self.collective is not None:
             self.layouts = layout(self.collective)
@@ -114,11 +107,15 @@ class _PlanRun:
         self.events: list[Event] = []
         self.begun: list[int] = []  # event with which each rank's user begins it
         self.last: dict[Any, int] = {}  # {thread, NIC or user: its last event}
+        self.ended: dict[
+            Any, set[tuple[int, Place]]
+        ] = {}  # {thread: reads of other ranks before its next event}
         self.label = ""
         for r in range(len(self.gpus)):
             self._begin(r)
         self.actions = {
-            "nop": self._nop, "put": self._put, "ppkt": self._put_packets, "signal": self._signal,
+            "nop": self._nop, **dict.fromkeys(("put", "pws", "pwsf"), self._put),
+            "ppkt": self._put_packets, "signal": self._signal,
             "wait": self._wait, "flush": self._flush, "sem_acquire": self._wait,
             "sem_release": self._release, "rlxsignal": self._signal, "rlxwait": self._wait,
             **dict.fromkeys(FLOWS, self._combine),
@@ -139,7 +136,8 @@ class _PlanRun:
         begun = self.last["user", r] = len(self.events) - 1
         self.begun.append(begun)
         for t in range(len(self.gpus[r]["threadblocks"])):
-            self.last[r, t, 0] = self.last[r, t, 1] = begun
+            self.last |= {(r, t, 0): begun, (r, t, 1): begun}
+            self.ended |= {(r, t, 0): set(), (r, t, 1): set()}
         peers: Counter[tuple[str, int]] = Counter()
         for entry in self.gpus[r]["channels"]:
             for peer in entry["connected_to"]:
@@ -313,6 +311,8 @@ class _PlanRun:
     def _nop(self, r: int, t: int, _op: Op) -> None:
         self._act((r, t, 0), self.last[r, t, 1])
         self.last[r, t, 1] = self.last[r, t, 0]
+        self.ended[r, t, 0] |= self.ended[r, t, 1]
+        self.ended[r, t, 1] |= self.ended[r, t, 0]
 
     def _signal(self, r: int, t: int, op: Op) -> None:
         for i, (kind, _, peer, number) in enumerate(self._inboxes(r, t, op)):
@@ -322,9 +322,12 @@ class _PlanRun:
                 self._act(thread, asked)
             if (kind, peer, r, number) not in self.inboxes:
                 raise self._fault(f"gpu {peer} has no end of the channel")
-            # A relaxed signal is no fence: it orders only what the user did before the rank began.
-            is_relaxed = op["name"] == "rlxsignal" and kind == "memory"
-            self.inboxes[kind, peer, r, number].append(self.begun[r] if is_relaxed else self.last[thread])
+            if op["name"] == "rlxsignal" and kind == "memory":
+                # No fence: it orders what the user did before the rank began, and reads that have ended.
+                ended, thread = frozenset(self.ended[thread]), ("relaxed", r)
+                self.last[thread] = self.begun[r]
+                self._act(thread, received=ended)
+            self.inboxes[kind, peer, r, number].append(self.last[thread])
 
     def _wait(self, r: int, t: int, op: Op) -> None:
         for i, inbox in enumerate(self._inboxes(r, t, op)):
@@ -344,6 +347,14 @@ class _PlanRun:
             reads, kind = self._own(r, src), op["channel_type"]
             targets = self._places(r, *self._remote(r, t, kind, dst), dst)
             self._write(r, t, [self._content(place) for place in reads], reads, targets, op, i)
+        if op["name"] == "put" or op["channel_type"] != "port":  # memory channels signal nothing here
+            return
+        if len(op["channel_ids"]) != len(op["dst_buff"]):
+            raise self._fault(f"{len(op['channel_ids'])} channels for {len(op['dst_buff'])} destinations")
+        self.label = f"the signal of {self.label}"  # events with one label are one access
+        self._signal(r, t, op)
+        if op["name"] == "pwsf":
+            self._flush(r, t, op)
 
     def _write(
         self,
@@ -364,6 +375,7 @@ class _PlanRun:
         else:
             for thread in (0, 1):
                 self._act((r, t, thread), reads=reads, writes=targets, received=received)
+                self.ended[r, t, thread].update((self.last[r, t, thread], p) for p in reads if p[0] != r)
         self.contents |= zip(targets, values, strict=True)
 
     def _put_packets(self, r: int, t: int, op: Op) -> None:
@@ -451,14 +463,6 @@ def _packets(chunks: Op) -> range:
     return range(chunks["index"], chunks["index"] + chunks["size"])
 
 
-def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
-    """Collective of the plan; None if its name is unknown."""
-    if plan["collective"] not in _KINDS:
-        return None
-    size = max(plan["gpus"][0]["input_chunks"], plan["gpus"][0]["output_chunks"])
-    return collective_of(ProgramKind(_KINDS[plan["collective"]], size, root), len(plan["gpus"]))
-
-
 def verify_plan(plan: Mapping[str, Any]) -> bool:
     """Run a plan with its root; if the plan states none, try each rank as root until one passes.
 
@@ -470,8 +474,6 @@ def verify_plan(plan: Mapping[str, Any]) -> bool:
         return run_plan(plan)
     except VerificationError:
         for root in range(1, len(plan["gpus"]) if plan["collective"] in _ROOTED else 0):
-            try:
+            with suppress(VerificationError):
                 return run_plan(plan, root=root)
-            except VerificationError:
-                continue
         raise

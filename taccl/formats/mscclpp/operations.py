@@ -1,4 +1,4 @@
-"""Operations of MSCCL++'s executor that can be run here, and limits of the executor on a rank of a plan."""
+"""Collectives and operations of MSCCL++ plans that can be run here, and limits of the executor on a rank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from taccl._internal.names import quoted
 from taccl.errors import FormatError
+from taccl.formats.program_kind import ProgramKind, collective_of
+from taccl.problem.collective import Collective
 
 
 class Flow(NamedTuple):
@@ -40,8 +42,8 @@ FLOWS = {
 }
 #: Operations that the simulated executor supports.
 OPERATIONS = (
-    "nop", "put", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait", "flush", "sem_acquire",
-    "sem_release",
+    "nop", "put", "pws", "pwsf", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait", "flush",
+    "sem_acquire", "sem_release",
 )  # fmt: skip
 #: Operations that can be checked only over memory channels, where threads copy, not over ports of NICs.
 _OF_THREADS = ("ppkt", *FLOWS)
@@ -53,6 +55,21 @@ FIRST_PACKET = {name: int(flow.source != "packets") for name, flow in FLOWS.item
 #: `_MAX_CHANNELS`: max channels of an operation.
 #: `_MAX_BUFFERS`: max buffers of an operation.
 _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10
+
+
+#: {name of a collective in plans: collective that defines the outputs to check}.
+_KINDS = {
+    "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
+    "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
+}  # fmt: skip
+
+
+def collective_of_plan(plan: Mapping[str, Any], root: int) -> Collective | None:
+    """Collective of a plan; None if its name is unknown."""
+    if plan["collective"] not in _KINDS:
+        return None
+    size = max(plan["gpus"][0]["input_chunks"], plan["gpus"][0]["output_chunks"])
+    return collective_of(ProgramKind(_KINDS[plan["collective"]], size, root), len(plan["gpus"]))
 
 
 def check_gpu(gpu: Mapping[str, Any], r: int) -> None:

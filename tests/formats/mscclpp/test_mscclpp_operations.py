@@ -174,6 +174,53 @@ def test_relaxed_signals_are_no_fences(place):
             run_plan(plan)
 
 
+def test_relaxed_signals_order_reads_that_have_ended():
+    """A rank may overwrite what another has read and used before its relaxed signal; without `nop`, it may not.
+
+    Each rank adds a chunk of the other to its output, while the other's user waits to reuse its input.
+    """
+    plan = read_reduce()
+    ops = [gpu["threadblocks"][0]["ops"] for gpu in plan["gpus"]]
+    for each in ops:
+        each[-2]["name"], each[-1]["name"] = "rlxsignal", "rlxwait"
+    assert run_plan(plan)
+    del ops[0][-3]  # the nop, up to which all threads have read
+    with pytest.raises(VerificationError, match=r"race: nothing orders the caller of gpu 1.*\(rre\)"):
+        run_plan(plan)
+
+
+def put_with_signal(name):
+    """Broadcast whose root puts its chunk through a NIC, by a put that signals, once the other rank is ready."""
+    put = {"name": name, "src_buff": [own("i", 0)], "dst_buff": [there(0)], "channel_ids": [0]}
+    blocks = [op("wait"), put, op("copy", [own("i", 0)], [own("o", 0)])], [op("signal"), op("wait")]
+    plan = plan_of("broadcast", lambda r: [blocks[r]], "o", inputs=1, outputs=1, in_place=False)
+    for gpu in plan["gpus"]:
+        for each in gpu["threadblocks"][0]["ops"]:
+            each["channel_type"] = "port" if "channel_ids" in each else "memory"
+        gpu["channels"][0]["channel_type"] = "port"
+        gpu["remote_buffers"][0]["access_channel_types"] = ["port"]
+        gpu["threadblocks"][0]["channels"][0]["channel_type"] = "port"
+        gpu["threadblocks"][0]["remote_buffer_refs"][0]["access_channel_type"] = "port"
+    return plan
+
+
+def test_a_put_may_signal_and_flush():
+    """`pwsf` is a put, a signal after its data, and a flush; without the flush, the NIC may read too late."""
+    assert run_plan(put_with_signal("pwsf"))
+    with pytest.raises(VerificationError, match=r"race: nothing orders the caller of gpu 0.*\(pws\)"):
+        run_plan(put_with_signal("pws"))
+    with pytest.raises(VerificationError, match="deadlock.*gpu 1, at operation 1"):
+        run_plan(put_with_signal("put"))
+
+
+def test_a_put_that_signals_has_a_channel_for_each_destination():
+    """The executor signals one channel for each destination."""
+    plan = put_with_signal("pws")
+    plan["gpus"][0]["threadblocks"][0]["ops"][1]["channel_ids"].append(0)
+    with pytest.raises(VerificationError, match="2 channels for 1 destinations"):
+        run_plan(plan)
+
+
 def test_a_packet_orders_the_reads_on_which_it_depends_alone():
     """A rank may overwrite a chunk once it receives a packet made of that chunk, and not for another packet."""
     assert run_plan(reduce_send_packets())
