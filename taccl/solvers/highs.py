@@ -207,6 +207,11 @@ class GrowingProgram:
         least = np.full(len(most), -highspy.kHighsInf)
         self._solver.addRows(len(most), least, most, len(values), start[:-1], index, values)
 
+    def set_bounds(self, lower: ArrayLike, upper: ArrayLike) -> None:
+        """Set the least and the largest value of the first columns."""
+        low, high = (np.ascontiguousarray(each, dtype=np.float64) for each in (lower, upper))
+        self._solver.changeColsBounds(len(low), np.arange(len(low), dtype=np.int32), low, high)
+
     def solved(self, limit_s: float = math.inf) -> Solution | None:
         """Optimal solution; None if there is none, or none is found in time.
 

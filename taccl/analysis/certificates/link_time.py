@@ -26,18 +26,15 @@ from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 from taccl.topology.recognise import grid_of
 
-#: Grids of the search: (max number of steps, max number of prices of the linear program).
+#: Grids of the search: (max number of steps, number of times at which each place has prices of its own).
 #: The search uses a rough grid for the approximate horizon, then a fine grid.
 #: `_PER_LATENCY`: possible numbers of steps per latency; the search uses the largest within the grid's max.
 #: Just above whole numbers, rounding to steps changes the costs of sends least.
-_GRIDS = (30, 60), (90, 320)
-_PER_LATENCY = 8.05, 6.05, 5.05, 4.05, 3.05, 2.05, 1.05
-#: `_LEAST_KNOTS`: min number of times at which a linear program has prices.
-#: `_SHORT`: horizons below this many latencies get twice as many times, as prices change faster there.
-_LEAST_KNOTS, _SHORT = 6, 12
+_GRIDS = (150, 2), (250, 9)
+_PER_LATENCY = 24.05, 16.05, 12.05, 8.05, 6.05, 5.05, 4.05, 3.05, 2.05, 1.05
 #: `_NEAR`: distance of the logarithm of the links' load from 0 at which the search on the rough grid ends.
 #: `_FINER`: approximate ratio of the horizons that the fine and the rough grid prove.
-_NEAR, _FINER = 0.1, 1.06
+_NEAR, _FINER = 0.1, 1.02
 #: Max number of linear programs per grid; each brings the horizon closer to the best provable bound.
 _ROUNDS = 4
 #: Within a horizon that no schedule meets, links are overloaded: the logarithm of their load is positive.
@@ -133,13 +130,13 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     loads = LinkLoads(dims, alpha, beta * units)
     horizon = loads.guess
     what = f"time of {len(links)} links for sums that each take {loads.diameter} hops or more"
-    for grid in _GRIDS:
+    for most_steps, knots in _GRIDS:
         tried: dict[float, float] = {}
         for _ in range(_ROUNDS):
             demand.deadline.check()
             if horizon < loads.diameter * alpha:  # as latency alone proves
                 return
-            steps, knots = _grid(loads, horizon, grid)
+            steps = _steps(loads, horizon, most_steps)
             whole = Fraction(round(horizon * _TICK), _TICK)
             found = loads.priced(whole, steps, knots, limit_s=demand.deadline.left_s) if steps else None
             if found is None:
@@ -155,7 +152,7 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
                 yield Claim(proven, what, witness)
             tried[math.log(horizon)] = excess = math.log(max(found.load, 1e-9))
             horizon = _next_horizon(tried)
-            if grid == _GRIDS[0] and abs(excess) < _NEAR:
+            if knots == _GRIDS[0][1] and abs(excess) < _NEAR:
                 horizon *= _FINER
                 break
             if abs(excess) < 3 * _MARGIN:
@@ -163,17 +160,11 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     demand.deadline.check()  # so that a program cut off by time is solved again if there is more
 
 
-def _grid(loads: LinkLoads, horizon: float, most: tuple[int, int]) -> tuple[int, int]:
-    """(number of steps, number of times with prices) of a grid; no steps if there would be too many.
-
-    - `most`: Max number of steps if sends take several, and max number of prices.
-    """
-    most_steps, most_prices = most
-    knots = max(_LEAST_KNOTS, most_prices // (len(loads.links) + len(loads.places)))
-    knots *= 2 if horizon < _SHORT * loads.alpha else 1
+def _steps(loads: LinkLoads, horizon: float, most: int) -> int:
+    """Number of steps of a grid, at most `most` if sends take several; 0 if there would be too many."""
     sizes = [math.ceil(number * horizon / loads.alpha) for number in _PER_LATENCY]
-    steps = next((size for size in sizes if size <= most_steps), sizes[-1])
-    return (steps if steps <= _MOST_STEPS else 0), knots
+    steps = next((size for size in sizes if size <= most), sizes[-1])
+    return steps if steps <= _MOST_STEPS else 0
 
 
 def _next_horizon(tried: dict[float, float]) -> float:

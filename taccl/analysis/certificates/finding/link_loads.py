@@ -1,8 +1,8 @@
-"""Linear program for the least load of links on a torus or mesh, for sums that all ranks share.
+"""Prices of data on a torus or mesh that load its links most, for sums that all ranks share.
 
-It is a relaxation over a grid of times: data of a rank flows to the farthest rank, in sends whose cost
-includes latency. The program is the dual one, with prices of the time of links and of data at each place and
-time as variables. Its rows are added as they are violated. The prices make the witness of
+Prices of data at each place and time determine which price of link time every send needs. Of all sequences of
+sends over a link, the heaviest one needs the highest total price. It is a longest path. A linear program of
+the heaviest sequences so far proposes the next prices of data (cutting planes). They make the witness of
 `taccl.analysis.certificates.link_time`.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from itertools import groupby, product
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from taccl.solvers.highs import GrowingProgram
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
     from numpy.typing import NDArray
@@ -29,21 +30,23 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-#: `_SCALE`: largest price of a step.
-#: `_SPARE`: added to the price of each step, so that sends remain feasible if prices are rounded.
-_SCALE, _SPARE = 10**7, 1000
-#: Largest cost of a send, as in the check.
-_MOST_COST = 10
+#: Largest price of a step.
+_SCALE = 10**7
+#: `_MOST_COST`: largest cost of a send. `_PARTS`: costs are multiples of 1 / `_PARTS`. Both as in the check.
+_MOST_COST, _PARTS = 10, 10**8
 #: `_ROUNDS`: max number of linear programs.
-#: `_BLOCKS`: number of intervals of the grid by which violated rows are grouped; a row of each is added.
-#: `_ENOUGH`: relative violation at which no more rows are added.
-_ROUNDS, _BLOCKS, _ENOUGH = 60, 24, 2e-3
-#: Smallest violation of a row.
-_LEAST = 1e-6
-#: Durations of the sends for which the first linear program has rows, as multiples of the latency.
-_FIRST = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-#: Max dual price of data and of a send in the first linear programs, divided by the number of steps.
-_MOST_PRICE = 100.0
+#: `_ENOUGH`: expected gain of load at which the search ends, for two knots; less for more knots.
+_ROUNDS, _ENOUGH = 40, 8e-3
+#: `_RADIUS`: first, least and largest change of a price from one program to the next. The unit is the price
+#: of a path divided by the number of its hops.
+#: `_WIDER`, `_NARROWER`: factors of this change after prices that are better, or are not.
+_RADIUS, _WIDER, _NARROWER = (0.3, 0.005, 1.0), 2.0, 0.7
+#: Per unit of the radius: largest relative change of the prices of a path and of a send, and largest further
+#: change of the price of a send, divided by the price of a path.
+_PATH_CHANGE, _SEND_CHANGE, _LEAST_SEND_CHANGE = 0.3, 3.0, 0.003
+#: First prices, divided by that of a path: fall over the horizon, rise from the source to the farthest place,
+#: price of a hop at the source, and price of a send.
+_FALL, _RISE, _LOWEST, _PER_SEND = 1.54, 0.54, 1.03, 1 / 300
 
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
 _Place = tuple[int, ...]
@@ -63,19 +66,6 @@ class _Hops(NamedTuple):
     sources: Ints
 
 
-class _Row(NamedTuple):
-    """Condition for a send that limits the prices of a linear program.
-
-    - `begin`, `end`: Start and end of the send, relative to the horizon.
-    - `used`: True for each hop of links of this kind whose data use the send.
-    """
-
-    kind: int
-    begin: float
-    end: float
-    used: Flags
-
-
 class Priced(NamedTuple):
     """Load of the links that the prices prove, and the prices in one unit.
 
@@ -93,8 +83,20 @@ class Priced(NamedTuple):
     places: list[tuple[_Place, tuple[int, ...]]]
 
 
+class _Prices(NamedTuple):
+    """Prices of data before they are cut off at 0 and at the price of a path.
+
+    - `knots`: (num_places, num_knots) prices at equally distant times; straight lines lie in between.
+    - `path`, `send`: Price of a path, and additional price of a send.
+    """
+
+    knots: Floats
+    path: float
+    send: float
+
+
 class LinkLoads:
-    """Linear programs for the least load of the busiest links, over a grid of times, reduced by symmetry.
+    """Search for prices with the most load of links, over a grid of times, reduced by symmetry.
 
     Sources are all ranks of a torus, and the corners of a mesh. Ranks at the same distances from a source
     form a place, in any order of dimensions if all are alike.
@@ -112,7 +114,8 @@ class LinkLoads:
         self.is_even = len({*shapes}) == 1
         self.num_ranks = math.prod(self.sizes)
         self.num_sources = math.prod(size if ring else 2 for size, ring in shapes)
-        self.diameter = sum(size // 2 if ring else size - 1 for size, ring in shapes)
+        farthest = [size // 2 if ring else size - 1 for size, ring in shapes]
+        self.diameter = sum(farthest)
         hops: Counter[tuple[_Kind, _Place, _Place]] = Counter()
         links: Counter[_Kind] = Counter()
         for digits in product(*map(range, self.sizes)):
@@ -125,8 +128,15 @@ class LinkLoads:
                     hops[kind, self._place(digits), self._place(other)] += 1
         self.places = sorted({here for _, here, _ in hops})
         self.distance = np.array([sum(each) for each in self.places])
+        #: Place at the other end of each place: where data that were there are in reversed time.
+        self.reverse = np.array(
+            [
+                self.places.index(self._sorted(b - a for a, b in zip(each, farthest, strict=True)))
+                for each in self.places
+            ]
+        )
         #: Number of links of each kind.
-        self.links = [links[kind] for kind in sorted(links)]
+        self.links = np.array([links[kind] for kind in sorted(links)])
         self.hops = []
         for kind in sorted(links):
             rows = [
@@ -135,18 +145,23 @@ class LinkLoads:
                 if each == kind
             ]
             self.hops.append(_Hops(*np.array(rows, np.int64).T))
+        self.reversals = self._reversals()
         # Every byte enters a corner of a mesh, over one link for each dimension.
-        needed = max(2 * (self.num_ranks - 1) / sum(self.links), 0 if all(self.rings) else 1 / len(dims))
+        needed = max(2 * (self.num_ranks - 1) / self.links.sum(), 0 if all(self.rings) else 1 / len(dims))
         #: Estimate of the bound in ticks; the search starts there.
         self.guess = self.diameter * alpha + busy * needed
-        #: Rows that limit the prices of the latest program; the next one begins with them.
-        self.limiting: list[_Row] = []
+        #: Best prices for the latest grid; the next search begins with them.
+        self.latest: _Prices | None = None
+
+    def _sorted(self, distances: Iterable[int]) -> _Place:
+        """Place at some distances from a source."""
+        found = [*distances]
+        return tuple(sorted(found) if self.is_even else found)
 
     def _place(self, digits: _Place) -> _Place:
         """Distances from rank 0 along each dimension, sorted if all dimensions are alike."""
         shapes = zip(digits, self.sizes, self.rings, strict=True)
-        found = [min(x, size - x) if ring else x for x, size, ring in shapes]
-        return tuple(sorted(found) if self.is_even else found)
+        return self._sorted(min(x, size - x) if ring else x for x, size, ring in shapes)
 
     def _kind(self, src: _Place, dst: _Place) -> _Kind:
         """Key of a link by the coordinates of its ends, the same for links that a symmetry exchanges."""
@@ -155,214 +170,264 @@ class LinkLoads:
             found.append((0, int(x != y)) if ring else min((x, y), (size - 1 - x, size - 1 - y)))
         return tuple(sorted(found) if self.is_even else found)
 
+    def _reversals(self) -> Sequence[int] | None:
+        """Reverse of each kind of links: in reversed time, sums take its hops backwards.
+
+        None if some kind has no reverse: on odd rings, a source has two farthest ranks.
+        """
+        forward = [tuple(sorted(zip(*each, strict=True))) for each in self.hops]
+        kinds = {each: kind for kind, each in enumerate(forward)}
+        found = []
+        for here, there, sources in self.hops:
+            back = sorted(zip(self.reverse[there], self.reverse[here], sources, strict=True))
+            found.append(kinds.get(tuple(back), -1))
+        return None if -1 in found else found
+
     def priced(
         self, horizon: Fraction, steps: int, knots: int, *, limit_s: float = math.inf
     ) -> Priced | None:
-        """Load of the busiest links, and dual prices; None if no prices are found in time.
+        """Prices of the most load that are found; None if none are found in time.
 
         - `horizon`: Ticks that are divided into `steps` equal steps.
-        - `knots`: Number of times between which prices are interpolated linearly.
-        - `limit_s`: Time limit of the program in seconds.
+        - `knots`: Number of times between which prices of data lie on straight lines.
+        - `limit_s`: Time limit in seconds.
         """
-        return _Program(self, float(horizon), steps, knots).priced(limit_s)
+        return _Search(self, float(horizon), steps, knots).priced(limit_s)
 
 
-class _Program:
-    """Linear program of one horizon, with the mean price of link time as 1.
+class _Search:
+    """Search over the prices for one horizon, with the mean price of link time as 1.
+
+    If kinds of links have reverses, prices are the same in reversed time: the price of a place and that of
+    the reverse place add up to the price of a path. So there are columns for half of the prices and kinds.
 
     - `least`: Min number of steps of a send.
-    - `costs`: As from `send_costs`.
+    - `stretch`: (steps + 1, steps + 1) price of link time that a price of 1 needs, for sends that end in the
+      row's step and begin in the column's; 0 for those that are too short.
     """
 
     def __init__(self, loads: LinkLoads, horizon: float, steps: int, knots: int) -> None:
         latency = loads.alpha * steps / horizon
         self.loads, self.steps, self.least = loads, steps, math.floor(latency)
-        self.costs = send_costs(latency, steps)
-        self.knots = np.unique(np.linspace(0, steps, min(knots, steps + 1)).round().astype(np.int64))
-        self.begin, self.end = (each.astype(np.int64) for each in np.triu_indices(steps + 1, self.least))
+        costs = send_costs(latency, steps)
+        length = np.subtract.outer(np.arange(steps + 1), np.arange(steps + 1))
+        self.stretch = np.where(length < self.least, 0.0, 1 / costs[np.maximum(length, self.least)])
         self.source, self.far = int(loads.distance.argmin()), int(loads.distance.argmax())
-        # Columns: prices of link time up to each knot, prices of places at each knot, price of a send.
-        size, num_kinds, num_places = len(self.knots), len(loads.links), len(loads.places)
-        self.shape = num_kinds, num_places, size
-        self.per_send = size * (num_kinds + num_places)
-        cost = np.zeros(self.per_send + 1)
-        last = size * (num_kinds + self.far + 1) - 1
+        pairs = [*enumerate(loads.reversals or range(len(loads.hops)))]
+        self.kinds = [kind for kind, other in pairs if kind <= other]
+        self.numbers = np.array([loads.links[a] * (1 if a == b else 2) for a, b in pairs if a <= b])
+        self.mean = steps * int(loads.links.sum())
         #: Load per price of a path and per price of a send.
         self.needed = np.array([loads.num_sources, 2 * (loads.num_ranks - 1)]) * (
-            loads.busy / horizon / sum(loads.links)
+            loads.busy / horizon * steps
         )
-        cost[[last, self.per_send]] = -self.needed
-        column = np.arange(self.per_send)
-        inner = column[column % size > 0]
-        rising = np.where(inner < size * num_kinds, 1.0, -1.0)  # of link time; those of places fall
-        row, ends = np.arange(len(inner)), np.arange(num_kinds) * size + size - 1
-        total = len(inner) + 2
-        entries = (
-            np.concatenate((row, row, (total - 2, total - 1), np.full(num_kinds, total))),
-            np.concatenate((inner - 1, inner, (last, self.per_send), ends)),
-            np.concatenate((rising, -rising, (1.0, 1.0), loads.links)),
-        )
-        upper = np.append(np.zeros(len(inner)), np.full(2, _MOST_PRICE * steps))
-        self.program = GrowingProgram(cost, entries, (upper, [float(steps * sum(loads.links))]))
-        #: Number of rows that are not for sends.
-        self.num_others = total + 1
-        #: Arguments of each call of `_add`, in the order of the rows that they added.
-        self.added: list[tuple[int, Ints, Flags]] = []
+        at = np.linspace(0, knots - 1, steps + 1)
+        #: Knot before each step, and how far the step is towards the next one.
+        self.knot = np.minimum(at.astype(np.int64), knots - 2)
+        self.share = at - self.knot
+        self._number_columns(len(loads.places), knots)
 
-    def _at(self, start: int | Ints, step: Ints) -> tuple[Ints, Floats]:
-        """(columns, weights) of the value at a step, (2, num_steps) each, interpolated between knots.
+    def _number_columns(self, num_places: int, num_knots: int) -> None:
+        """Set the column of each price, and how the price depends on it and on the price of a path."""
+        shape = num_places, num_knots
+        #: Prices are `sign` times the column, plus `part` times the price of a path.
+        self.column, self.sign, self.part = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape)
+        self.part[self.far] = 1
+        number = 0
+        for place, knot in product(range(num_places), range(num_knots)):
+            other = self.loads.reverse[place], num_knots - 1 - knot
+            if place in (self.source, self.far) or self.sign[place, knot]:
+                continue
+            if self.loads.reversals is not None:
+                if other == (place, knot):
+                    self.part[place, knot] = 0.5
+                    continue
+                self.column[other], self.sign[other], self.part[other] = number, -1, 1
+            self.column[place, knot], self.sign[place, knot] = number, 1
+            number += 1
+        self.path, self.send, self.size = number, number + 1, number + 2
 
-        - `start`: First column of the values at the knots.
-        """
-        j = np.clip(np.searchsorted(self.knots, step, side="right") - 1, 0, len(self.knots) - 2)
-        share = (step - self.knots[j]) / (self.knots[j + 1] - self.knots[j])
-        return start + np.stack((j, j + 1)), np.stack((1 - share, share))
-
-    def _add(self, kind: int, send: Ints, used: Flags) -> None:
-        """Add a row for each of some sends: the data over it costs no more than the link.
-
-        - `used`: (num_hops, num_sends) True for each hop whose data use the send.
-        """
-        num_kinds, _, size = self.shape
-        begin, end, number = self.begin[send], self.end[send], np.arange(len(send))
-        here, there, count = self.loads.hops[kind]
-        parts = [(number, np.full(len(send), self.per_send), np.ones(len(send)))]
-        cost = self.costs[end - begin]
-        hop, row = np.nonzero(used)
-        for start, step, factor, rows in (
-            (kind * size, end, -cost, number),
-            (kind * size, begin, cost, number),
-            ((num_kinds + there[hop]) * size, end[row], count[hop], row),
-            ((num_kinds + here[hop]) * size, begin[row], -count[hop], row),
-        ):
-            columns, weights = self._at(start, step)
-            parts.append((np.tile(rows, 2), columns.ravel(), (weights * factor).ravel()))
-        rows, columns, values = (np.concatenate(each) for each in zip(*parts, strict=True))
-        first = (num_kinds + self.source) * size
-        some = (columns < first) | (columns >= first + size)  # prices at the source are 0
-        self.program.add_rows((rows[some], columns[some], values[some]), np.zeros(len(send)))
-        self.added.append((kind, send, used))
-
-    def _limiting(self, duals: Floats) -> list[_Row]:
-        """Rows for sends that have a dual price, of all those added so far."""
-        found, begins, ends = [], self.begin / self.steps, self.end / self.steps
-        first = self.num_others
-        for kind, send, used in self.added:
-            binds = np.flatnonzero(np.abs(duals[first : first + len(send)]) > _LEAST)
-            found += [_Row(kind, begins[send[k]], ends[send[k]], used[:, k]) for k in binds.tolist()]
-            first += len(send)
+    def _first(self) -> Floats:
+        """Columns of the latest prices of another grid, or of a first guess."""
+        loads, num_knots = self.loads, self.column.shape[1]
+        at, latest = np.linspace(0, 1, num_knots), loads.latest
+        found = np.zeros(self.size)
+        if latest is None:
+            path, found[self.send] = 1.0, _PER_SEND
+            knots = _LOWEST + _RISE * (loads.distance / loads.diameter)[:, None] - _FALL * at
+        else:
+            path, found[self.send] = latest.path, latest.send
+            before = np.linspace(0, 1, latest.knots.shape[1])
+            knots = np.array([np.interp(at, before, each) for each in latest.knots])
+        found[self.path] = path
+        some = self.sign > 0
+        found[self.column[some]] = knots[some]
         return found
 
-    def _add_first(self) -> None:
-        """Add the first rows: those that limited the previous program, and sends of durations in `_FIRST`.
+    def _prices(self, columns: Floats) -> _Prices:
+        path, send = columns[self.path], columns[self.send]
+        return _Prices(self.sign * columns[self.column] + self.part * path, float(path), float(send))
 
-        A send of the second kind is used by all data that it leads away from its source.
+    def _values(self, prices: _Prices) -> tuple[Floats, Flags, Flags]:
+        """(price of data at each place and step, which are not cut off, and which are that of a path).
+
+        If data cannot reach a place by some step, it has the price of a path. If the farthest place cannot be
+        reached from it any more, its price is 0.
         """
-        table = np.full((self.steps + 1, self.steps + 1), -1)
-        table[self.begin, self.end] = np.arange(len(self.begin))
-        for kind, rows in groupby(self.loads.limiting, key=lambda row: row.kind):
-            known = [*rows]
-            ends = np.array([(row.begin, row.end) for row in known]).T * self.steps
-            send = table[tuple(ends.round().astype(np.int64))]
-            used = np.array([row.used for row in known]).T
-            self._add(kind, send[send >= 0], used[:, send >= 0])
-        apart, least = self.loads.distance, self.least
-        latency = self.least + 0.5
-        lengths = {least + 1, *(math.ceil(each * latency) for each in _FIRST)}
-        spaced = self.begin % max(1, self.steps // _BLOCKS) == 0
-        send = np.flatnonzero(spaced & np.isin(self.end - self.begin, [*lengths]))
-        for kind, hops in enumerate(self.loads.hops):
-            outward = apart[hops.there] > apart[hops.here]
-            used = outward[:, None] & (self.begin[send] >= apart[hops.here][:, None] * least)
-            used &= self.steps - self.end[send] >= (self.loads.diameter - apart[hops.there])[:, None] * least
-            self._add(kind, send, used)
-
-    def _values(self, found: Floats) -> tuple[Floats, Floats]:
-        """Total price of link time up to each step, and price of data at each place and step.
-
-        If data cannot reach a place by some step, it has the price of the farthest place at the end. If the
-        farthest place cannot be reached from it any more, its price is 0.
-        """
-        num_kinds, num_places, size = self.shape
-        columns, weights = self._at(0, np.arange(self.steps + 1))
-        table = found[: self.per_send].reshape(num_kinds + num_places, size)
-        values = (table[:, columns] * weights).sum(axis=1)
-        times, places = values[:num_kinds], values[num_kinds:]
-        np.clip(places, 0, places[self.far, -1], out=places)
+        line = prices.knots[:, self.knot] * (1 - self.share) + prices.knots[:, self.knot + 1] * self.share
+        full = line >= prices.path
         for place, apart in enumerate(self.loads.distance.tolist()):
-            places[place, : apart * self.least] = places[self.far, -1]
-            places[place, self.steps + 1 - (self.loads.diameter - apart) * self.least :] = 0
-        places[self.source] = 0
-        return times, np.minimum.accumulate(places, axis=1)
+            full[place, : apart * self.least] = True
+            line[place, self.steps + 1 - (self.loads.diameter - apart) * self.least :] = 0
+        full[self.source], full[self.far] = False, True
+        line[self.source] = 0
+        return np.where(full, prices.path, np.maximum(line, 0)), (line > 0) & ~full, full
 
-    def _charges(self, kind: int, places: Floats) -> Floats:
-        """(num_hops, num_sends) price of the data of each hop in each send."""
-        here, there, count = self.loads.hops[kind]
-        gain = places[there][:, self.end] - places[here][:, self.begin]
-        return np.maximum(gain, 0.0) * count[:, None]
+    def _heaviest(self, kinds: list[int], values: Floats, per_send: float) -> tuple[Floats, Ints]:
+        """Least total price of a link's time up to each step, and where the send that determines it begins.
 
-    def _violation(self, found: Floats) -> float:
-        """Largest ratio of the price of a send's data to that of the link; adds rows for ratios above 1."""
-        times, places = self._values(found)
-        size, worst = max(1, self.steps // _BLOCKS), 1.0
-        block = self.begin // size * (self.steps + 1) + self.end // size
-        for kind in range(len(self.loads.hops)):
-            charges = self._charges(kind, places)
-            price = self.costs[self.end - self.begin] * (times[kind][self.end] - times[kind][self.begin])
-            total = found[self.per_send] + charges.sum(axis=0)
-            worst = max(worst, float((total / np.maximum(price, _LEAST)).max()))
-            over = total - price * (1 + _ENOUGH / 4)
-            order = np.flatnonzero(over > _LEAST)
-            if len(order):
-                order = order[np.argsort(-over[order], kind="stable")]
-                send = order[np.unique(block[order], return_index=True)[1]]
-                self._add(kind, send, charges[:, send] > _LEAST)
-        return worst
+        Both are (num_kinds, steps + 1) for some kinds of links; -1 if no send determines it.
+        """
+        charges = np.empty((len(kinds), *self.stretch.shape))
+        for charge, kind in zip(charges, kinds, strict=True):
+            charge[:] = per_send
+            for here, there, number in zip(*self.loads.hops[kind], strict=True):
+                if here != there:
+                    charge += number * np.maximum(values[there][:, None] - values[here], 0)
+            charge *= self.stretch
+        total, begin = np.zeros((len(kinds), self.steps + 1)), np.full((len(kinds), self.steps + 1), -1)
+        each = np.arange(len(kinds))
+        for end in range(self.least, self.steps + 1):
+            ways = total[:, : end - self.least + 1] + charges[:, end, : end - self.least + 1]
+            best = ways.argmax(axis=1)
+            rises = ways[each, best] > total[:, end - 1]
+            total[:, end] = np.where(rises, ways[each, best], total[:, end - 1])
+            begin[rises, end] = best[rises]
+        return total, begin
+
+    def _gradient(self, kind: int, begin: Ints, values: Floats, inside: Flags, full: Flags) -> Floats:
+        """Change of the heaviest sequence's total price over links of a kind, per change of each column."""
+        ends, end = [], self.steps
+        while end > 0:
+            if begin[end] >= 0:
+                ends.append(end)
+            end = begin[end] if begin[end] >= 0 else end - 1
+        stop = np.array(ends, np.int64)
+        start = begin[stop]
+        stretch = self.stretch[stop, start]
+        found, knots = np.zeros(self.size), np.zeros(self.column.shape)
+        found[self.send] = stretch.sum()
+        for here, there, number in zip(*self.loads.hops[kind], strict=True):
+            used = values[there, stop] > values[here, start]
+            for place, step, weight in ((there, stop, number * stretch), (here, start, -number * stretch)):
+                found[self.path] += weight[used & full[place, step]].sum()
+                some = used & inside[place, step]
+                knot, share, moved = self.knot[step[some]], self.share[step[some]], weight[some]
+                np.add.at(knots[place], knot, moved * (1 - share))
+                np.add.at(knots[place], knot + 1, moved * share)
+        np.add.at(found, self.column, knots * self.sign)
+        found[self.path] += (knots * self.part).sum()
+        return found
 
     def priced(self, limit_s: float) -> Priced | None:
-        """Best prices found within `limit_s` seconds; None if none are found.
-
-        Prices that the latest program finds are lowered until they suffice for all sends.
-        """
-        until, best, best_load = time.monotonic() + limit_s, None, 0.0
-        self._add_first()
+        """Best prices found within `limit_s` seconds; None if none are found."""
+        until, radius = time.monotonic() + limit_s, _RADIUS[0]
+        columns, best, best_load = self._first(), None, 0.0
+        program, enough = self._program(), _ENOUGH / (self.column.shape[1] - 1)
+        number = np.arange(len(self.kinds))
         for _ in range(_ROUNDS):
-            solution = self.program.solved(max(0.0, until - time.monotonic()))
-            if solution is None:
+            if time.monotonic() > until:
                 break
-            limiting = self._limiting(solution.duals)
-            worst = self._violation(solution.values)
-            if -solution.objective / worst > best_load:
-                best, best_load = (solution.values, worst), -solution.objective / worst
-            self.loads.limiting = limiting
-            if worst < 1 + _ENOUGH:
+            prices = self._prices(columns)
+            values, inside, full = self._values(prices)
+            total, begin = self._heaviest(self.kinds, values, prices.send)
+            load = float(self.needed @ columns[[self.path, self.send]]) / float(self.numbers @ total[:, -1])
+            if load > best_load:
+                radius = min(radius * _WIDER, _RADIUS[2]) if best is not None else radius
+                best_load = load
+                best = columns * (self.mean / float(self.numbers @ total[:, -1]))
+            else:
+                radius = max(radius * _NARROWER, _RADIUS[1])
+            assert best is not None, "prices have some load"
+            each = np.stack(
+                [self._gradient(kind, begin[k], values, inside, full) for k, kind in enumerate(self.kinds)]
+            )
+            row, column = np.nonzero(each)
+            program.add_rows(
+                (
+                    np.concatenate((row, number)),
+                    np.concatenate((column, self.size + number)),
+                    np.concatenate((each[row, column], np.full(len(number), -1.0))),
+                ),
+                np.zeros(len(number)),
+            )
+            program.set_bounds(*self._box(best, radius))
+            solution = program.solved(max(0.0, until - time.monotonic()))
+            if solution is None or -solution.objective < best_load + enough * min(1.0, radius / _RADIUS[0]):
                 break
-        return None if best is None else self._rounded(*best)
+            columns = solution.values[: self.size]
+        if best is None:
+            return None
+        self.loads.latest = self._prices(best)
+        return self._rounded(self.loads.latest)
 
-    def _rounded(self, found: Floats, worst: float) -> Priced:
-        """Prices as whole numbers, with those of data lowered by a factor `worst`."""
-        loads, (times, places) = self.loads, self._values(found)
-        each = np.maximum(np.diff(times, axis=1), 0.0)
-        scale = (_SCALE - _SPARE - 1) / max(each.max(), 1e-9)
-        whole = np.ceil(each * scale).astype(np.int64) + _SPARE
-        less = scale / worst * (1 - 1e-7)
-        at_places = np.floor(places * less).astype(np.int64)
-        per_send = max(0, math.floor(float(found[self.per_send]) * less))
-        prices = np.array([at_places[self.far, -1], per_send])
-        load = float(self.needed @ prices) * self.steps * sum(loads.links)
+    def _program(self) -> GrowingProgram:
+        """Linear program with columns for prices, and the total price of the links of each kind."""
+        num_kinds = len(self.kinds)
+        cost = np.zeros(self.size + num_kinds)
+        cost[[self.path, self.send]] = -self.needed / self.mean
+        # Prices fall from knot to knot; that limits one of a price and its reverse.
+        rows: list[tuple[int, int, float]] = []
+        upper: list[float] = []
+        for place, knot in product(*map(range, self.column[:, 1:].shape)):
+            for at, sign in ((knot + 1, 1.0), (knot, -1.0)):
+                rows.append((len(upper), int(self.column[place, at]), sign * self.sign[place, at]))
+                rows.append((len(upper), self.path, sign * self.part[place, at]))
+            upper.append(0.0)
+        rows += [(len(upper), self.size + k, float(each)) for k, each in enumerate(self.numbers)]
+        upper.append(self.mean)
+        row, column, value = np.array(rows).T
+        some = value != 0
+        entries = row[some].astype(np.int64), column[some].astype(np.int64), value[some]
+        return GrowingProgram(cost, entries, (upper, []))
+
+    def _box(self, best: Floats, radius: float) -> tuple[Floats, Floats]:
+        """Least and largest value of each column near the best prices."""
+        path, send = best[self.path], best[self.send]
+        change = np.full(self.size, radius * path / self.loads.diameter)
+        change[self.path] = _PATH_CHANGE * radius * path
+        change[self.send] = radius * (_SEND_CHANGE * send + _LEAST_SEND_CHANGE * path)
+        low, high = best - change, best + change
+        low[self.send] = max(0.0, low[self.send])
+        return low, high
+
+    def _rounded(self, prices: _Prices) -> Priced:
+        """Prices as whole numbers."""
+        loads, every = self.loads, [*range(len(self.loads.hops))]
+        values = np.minimum.accumulate(self._values(prices)[0], axis=1)
+        rough, _ = self._heaviest(every, values, prices.send)
+        scale = (_SCALE - 2) / max(float(np.diff(rough, axis=1).max()), 1e-9) * (1 - 1e-6)
+        at_places = np.floor(values * scale)
+        per_send = math.floor(prices.send * scale)
+        total, _ = self._heaviest(every, at_places, per_send)
+        whole = np.ceil(np.diff(total, axis=1)).astype(np.int64) + 1
+        load = float(self.needed @ np.array([at_places[self.far, -1], per_send])) / float(
+            loads.links @ whole.sum(axis=1)
+        )
         first = [(loads.places[hops.here[0]], loads.places[hops.there[0]]) for hops in loads.hops]
+        steps = at_places.astype(np.int64).tolist()
         return Priced(
-            load / float(np.array(loads.links) @ whole.sum(axis=1)),
+            load,
             per_send,
-            [(*ends, tuple(prices)) for ends, prices in zip(first, whole.tolist(), strict=True)],
-            [(place, tuple(prices)) for place, prices in zip(loads.places, at_places.tolist(), strict=True)],
+            [(*ends, tuple(each)) for ends, each in zip(first, whole.tolist(), strict=True)],
+            [(place, tuple(each)) for place, each in zip(loads.places, steps, strict=True)],
         )
 
 
 def send_costs(latency: float, steps: int) -> Floats:
     """Cost per unit of data, by the length of its send in steps; 0 for sends shorter than the latency.
 
-    A send pays this cost times the prices of its steps. `link_time` checks with the same costs.
+    A send pays this cost times the prices of its steps. `link_time` checks with costs that are not lower.
     """
     least = math.floor(latency)
 
@@ -373,4 +438,5 @@ def send_costs(latency: float, steps: int) -> Floats:
     found = [line(least, least)]
     for m in range(least + 1, steps + 1):
         found.append(min(found[-1], line(m - 1, m), line(m, m)))
-    return np.array([0.0] * least + found).clip(0, _MOST_COST)
+    whole = np.floor(np.array(found).clip(0, _MOST_COST) * _PARTS) - 1
+    return np.append(np.zeros(least), np.maximum(whole, 1) / _PARTS)
