@@ -55,10 +55,12 @@ _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
 #: Numbers of chunks near the best one are tried, too.
 #: `_NEARBY_PAYS`: max ratio of their finish to that of the other numbers, for one of them to be used. A gain
 #: of 1 % by the list scheduler may be lost in the search.
+#: `_LARGE_PAYS`: the same above `_LARGE_HOPS`, where the search rarely improves on the list scheduler.
 #: `_NEARBY_ROUNDS`: number of times that the gaps to both neighbours are halved.
-#: `_NEARBY_HOPS`: max hops of a trial (about 10 ms).
+#: `_NEARBY_HOPS`: max hops of a trial, over all its runs (about 40 ms).
 #: `_NEARBY_RUNS`: runs of the list scheduler in a trial. One run finishes up to 12 % later than four.
-_NEARBY_PAYS, _NEARBY_ROUNDS, _NEARBY_HOPS, _NEARBY_RUNS = 0.98, 3, 50_000, 4
+_NEARBY_PAYS, _LARGE_PAYS, _LARGE_HOPS = 0.98, 0.995, 50_000
+_NEARBY_ROUNDS, _NEARBY_HOPS, _NEARBY_RUNS = 3, 200_000, 4
 #: Reason for a skipped step.
 _COLD = "its kernels are not compiled"
 #: Max ratio of the list scheduler's finish with a number of chunks to its earliest, to improve that schedule.
@@ -134,13 +136,13 @@ def choose_with_sketches(
         return whole, []
     best, best_us, untried = _soonest(whole, problems, options, until, give_up, skipped)
     sketches: list[SketchProposal] = []
+    partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
     first_s, may_suggest = effort(problem) * _SUGGEST_S_PER_HOP, is_unguided(problem, options.parameters)
     is_late = first_s > until.left_s
     if suggests and may_suggest and is_late:
         said = f"a first sketch takes about {format_s(first_s)}, and {format_s(until.left_s)} are left for it"
         skipped["suggest"] = said
-    if suggests and not is_late and may_suggest:
-        partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
+    if suggests and partitions and not is_late and may_suggest:
         # InputError: no sketch can describe the topology.
         with suppress(InputError, OutOfTime), until.interruptible():
             found = suggest_for(
@@ -309,9 +311,11 @@ def _add_nearby(
             return False
         if is_pipelined and doubled:
             return count * whole.collective.num_chunks * whole.topology.num_ranks <= _MOST_ARRIVALS
-        return count * effort(whole) <= _NEARBY_HOPS
+        return num_runs * count * effort(whole) <= _NEARBY_HOPS
 
-    num_runs = _NEARBY_RUNS if is_small(2 * max(finishes)) else 1
+    num_runs = _NEARBY_RUNS
+    if not is_small(2 * max(finishes)):
+        num_runs = 1
     for count in [count for count in finishes if num_runs > 1 and finishes[count] <= _FAR * least_us]:
         attempt(count)
     most, least_us = max(finishes), min(finishes.values())
@@ -329,7 +333,8 @@ def _add_nearby(
                 attempt((fewer + more) // 2)
     first.update((count, made) for count, made in tried.items() if count in first)
     best = min(finishes, key=finishes.__getitem__)
-    if best not in first and finishes[best] <= _NEARBY_PAYS * min(made.finish_us for made in first.values()):
+    pays = _LARGE_PAYS if best * effort(whole) > _LARGE_HOPS else _NEARBY_PAYS
+    if best not in first and finishes[best] <= pays * min(made.finish_us for made in first.values()):
         problems[best], first[best] = tried[best].problem, tried[best]
 
 
