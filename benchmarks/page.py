@@ -255,7 +255,9 @@ def _unseen(data: dict[str, Any]) -> str:
         "error with the constants of other machines instead."
     )
     default = _section("Published logs under default profiles", data, _UNSEEN, data["default"], said)
-    told = "Logs of `benchmarks/data/published_logs.toml`, with their sources there; *source of* as above."
+    told = "Logs of `benchmarks/data/published_logs.toml`, with their sources there; *source of* as above. "
+    misses = [f"{row['log']} ({row['miss']})" for row in data["held out"] if row.get("miss")]
+    told += f"Known misses, which count in the medians but may exceed the limit: {'; '.join(misses)}."
     held_out = _section(
         "Further published logs under default profiles",
         data,

@@ -9,6 +9,7 @@ import numpy as np
 
 from taccl.topology.tuning import (
     CHANNEL_SPEEDS,
+    LEAST_SPEED,
     MAX_CHANNELS,
     NETWORK_PAIR_VERSION,
     PAIR_CHANNEL_NETWORK_GB_PER_S,
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 def searched(generation: str, node_gb_per_s: float, nics: tuple[int, float] | None) -> tuple[int, float]:
     """(number of channels, GB/s of each) that NCCL's search finds.
 
-    NCCL takes the highest total rate; among equal totals, the highest speed. Each channel passes all GPUs of
-    a node. On several nodes there is at most one channel per NIC, no faster than the NIC. A fast channel is
-    split into two of half the speed.
+    NCCL takes the highest total rate; among equal totals, the highest speed. It tries lower speeds down to
+    about half of the best so far. Each channel passes all GPUs of a node. On several nodes there is at most
+    one channel per NIC, no faster than the NIC. A fast channel is split into two of half the speed.
 
     - `node_gb_per_s`: Total rate of channels that a GPU's links inside its node carry.
     - `nics`: Number of NICs of a node and their total rate in GB/s; None on one node.
@@ -40,8 +41,13 @@ def searched(generation: str, node_gb_per_s: float, nics: tuple[int, float] | No
     if nics is not None:
         most, rate = min(nics[0], MAX_CHANNELS), nics[1] / nics[0]
         speeds = tuple(each for each in of_network if each <= rate) or of_network[-1:]
-    totals = [(int(max(min(node_gb_per_s / each, most), 1)), each) for each in speeds]
-    num, speed = max(totals, key=lambda each: (each[0] * each[1], each[1]))
+    num, speed = 0, 0.0
+    for each in speeds:
+        if num and each <= LEAST_SPEED * speed:
+            break
+        found = int(max(min(node_gb_per_s / each, most), 1))
+        if found * each > num * speed:
+            num, speed = found, each
     is_new = generation in ("Hopper", "Blackwell")
     if speed >= SPLIT_GB_PER_S and not (is_new and speed < SPLIT_MANY_GB_PER_S and num > SPLIT_MANY):
         num, speed = num * 2, speed / 2

@@ -79,9 +79,9 @@ def correction(size_bytes: Floats, ratios: Floats, folds: Iterable[LeftOut]) -> 
 def is_better(folds: Iterable[LeftOut]) -> bool:
     """True if corrections predict the sizes of a series that were left out better, by a clear margin."""
     folds = list(folds)
-    times = np.concatenate([each.times_us for each in folds] or [np.array([])])
-    if len(times) < _MIN_SIZES:
+    if sum(len(each.times_us) for each in folds) < _MIN_SIZES:
         return False
+    times = np.concatenate([each.times_us for each in folds])
     plain, corrected = (
         float(robust(np.log(np.concatenate(predicted) / times)).sum())
         for predicted in ([each.predicted_us for each in folds], [each.corrected_us() for each in folds])

@@ -25,6 +25,7 @@ from taccl.measure.channels import (
 from taccl.measure.in_switch import nvls_blocks, switch_collectives
 from taccl.measure.library_costs import Candidate, Costs
 from taccl.measure.rccl import between_nodes
+from taccl.measure.ring_chunks import ring_data_us
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology import tuning
 from taccl.topology.tuning import PROTOCOLS
@@ -307,14 +308,11 @@ class Run:
             plateau = tuning.RING_PLATEAU[costs.generation not in ("", "Volta")]
             # NCCL runs twice as many channels as its search finds.
             by_model[self.size / (2 * self.num_channels * self.num_ranks) >= tuning.PLATEAU_BYTES] *= plateau
-        us_per_kb = steps / self.num_ranks
         total = self.channels[0] * self.channels[1]
         wires = self._ring_gb_per_s(p, total, total if m == 1 else np.inf, 1.0, model=True)
         real = self._ring_gb_per_s(p, self.network, self.node, costs.node_rate, model=False)
-        kb = self.size / 1000
-        return Candidate(
-            "ring", PROTOCOLS[p].name, by_model + kb * us_per_kb / wires, latency_us + kb * us_per_kb / real
-        )
+        by_model = by_model + self.size / 1000 * steps / self.num_ranks / wires
+        return Candidate("ring", PROTOCOLS[p].name, by_model, latency_us + ring_data_us(self, p, real))
 
     def _tree(self, p: int) -> Candidate:
         costs, m, g, name = self.costs, self.num_nodes, self.per_node, PROTOCOLS[p].name

@@ -82,6 +82,8 @@ CHANNEL_SPEEDS = {
         (96.0, 86.0, 80.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4),
     ),
 }
+#: Max ratio of a speed to that of the best channels so far at which NCCL ends its search (same source).
+LEAST_SPEED = 0.49
 #: `SPLIT_GB_PER_S`: min speed in GB/s of channels that NCCL splits in two (``src/graph/search.cc``).
 #: `SPLIT_MANY`: max number of channels for which `SPLIT_GB_PER_S` applies since Hopper.
 #: `SPLIT_MANY_GB_PER_S`: since Hopper, this min speed applies if there are more than `SPLIT_MANY` channels.
@@ -149,6 +151,14 @@ RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
 #: Sources for Hopper: NVIDIA/nccl-tests, issue 290 (InfiniBand); NVIDIA/nccl, issue 1221 (RoCE).
 #: Source for 2 to 64 nodes of B200: two clusters of togethercomputer/together-nccl-tests (another has 38.5).
 RING_CHANNEL_FREE = (("Hopper", "infiniband"), ("Blackwell", "infiniband"))
+#: `RING_CHUNK_BYTES`: bytes of a chunk of a ring under simple, half of the buffer of a channel.
+#: `RING_LL128_BYTES`: unit of chunks under LL128 before `RING_LL128_VERSION`; `RING_LL128_WHOLE_BYTES`: most.
+#: Source: ``src/device/all_reduce.h`` and ``src/include/collectives.h`` of NCCL 2.19 and 2.20, ``device.h``.
+RING_CHUNK_BYTES, RING_LL128_BYTES, RING_LL128_WHOLE_BYTES = 2 << 20, 19_200, 576_000
+RING_LL128_VERSION = (2, 20)
+#: {GPU generation: time in which a rank copies a ring's last chunk, as a share of the time to send it}.
+#: Published: 0.4 to 0.5 on 4 H100 (xxrjun/nccl-tests-cluster), 0.7 to 2 on 8 A100, none on 8 B200.
+RING_COPY = {"Ampere": 1.0, "Hopper": 0.5}
 #: Maximum GB/s per channel on one node, two nodes and more, for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
 #: {GPU generation: maximum rate of NVLS between nodes, as a multiple of that of `NVLS_CHANNEL`}.

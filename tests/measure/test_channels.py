@@ -1,10 +1,11 @@
-"""Channels of messages between two ranks follow NCCL's rule."""
+"""Channels and chunks follow NCCL's rules."""
 
 import numpy as np
 import pytest
 
-from taccl.measure.channels import filling_us, pair_channels
+from taccl.measure.channels import filling_us, pair_channels, searched
 from taccl.measure.predict import costs_of, predicted_us
+from taccl.measure.ring_chunks import whole_chunks
 from taccl.topology.tuning import PAIR_SIZES
 
 KB, MB = 1 << 10, 1 << 20
@@ -46,3 +47,32 @@ def test_small_messages_between_nodes_have_small_chunks(message, chunk):
     """Chunks of messages between nodes are a quarter below 128 KB, and a half below 1 MB."""
     filled = filling_us(np.array([float(message)]), np.array([1.0]), 20.0, PAIR_SIZES["network"])
     assert filled[0] == pytest.approx(chunk / 20_000)
+
+
+@pytest.mark.parametrize(
+    ("generation", "gb_per_s", "found"),
+    [("Hopper", 8 * 20.6, (8, 20.0)), ("Hopper", 18 * 20.6, (12, 30.0)), ("Ampere", 240.0, (12, 20.0))],
+)
+def test_the_search_of_channels_ends_at_half_of_the_best_speed(generation, gb_per_s, found):
+    """On 8 H800, NCCL finds 4 channels of 40 GB/s, which it splits, and not 27 of 6 GB/s with 2 GB/s more."""
+    assert searched(generation, gb_per_s, None) == found
+
+
+def test_old_chunks_of_ll128_are_whole_units():
+    """On 24 channels of 8 ranks, 4 MiB are two units of 19,200 bytes for each chunk, that is 7.4 MB.
+
+    A loop has at most 576,000 bytes for each.
+    """
+    loop = 192 * 576_000
+    found = whole_chunks(np.array([4.0 * MB, loop, loop + 1.0]), 192)
+    assert found.tolist() == [192 * 2 * 19_200, loop, loop + 192 * 19_200]
+
+
+def test_the_last_chunk_of_a_ring_is_copied():
+    """On 4 H100, a large allreduce takes as long as its data, latencies of about 30 us, and half a chunk.
+
+    The chunk is 2 MiB on each of 24 channels. A rank sends 1.5 bytes for each byte of the allreduce.
+    """
+    one, two = predicted_us(costs_of("dgx-h100"), "allreduce", 4, 1, np.array([2.0**30, 2.0**31]))
+    us_per_byte = (two - one) / 2**30
+    assert one - 2**30 * us_per_byte == pytest.approx(30 + 24 * MB * us_per_byte / 1.5, rel=0.1)
