@@ -2,8 +2,8 @@
 
 The policy ``"lp"`` assigns orders to chunks by the shares of a linear program (`dimension_bound`).
 ``"greedy"`` gives each chunk in turn the order that balances the loads of the dimensions.
-`taccl.baselines.passages` plans the passes of each order. `taccl.baselines.along` expands them to a schedule
-of single sends, or to an implicit one for any number of ranks.
+`taccl.baselines.dimension_passes` plans the passes of each order. `taccl.baselines.dimension_sends` expands
+them to a schedule of single sends, or to an implicit one for any number of ranks.
 
 The collectives of process groups run concurrently, each balanced over the dimensions of its group.
 """
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from taccl._internal.units import format_about
 from taccl.analysis.certificates.dimension_bound import balance, dimension_bound
 from taccl.analysis.verification.verify import verify
-from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
+from taccl.baselines.dimension_passes import PassagePlan, plan_along
+from taccl.baselines.dimension_sends import implicit_along, paces_of, schedule_along, translations_along
 from taccl.baselines.hierarchical import dimensions_of, level_orders, most_level, orders_of
-from taccl.baselines.passages import PassagePlan, plan_along
 from taccl.baselines.spread import cut_chunks
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem.collectives import make

@@ -12,7 +12,7 @@ import taccl
 from taccl import dimensions, make_problem, synthesize
 from taccl._internal.deadline import NEVER
 from taccl.analysis.verification.verify import verify
-from taccl.baselines.along import translations_along
+from taccl.baselines.dimension_sends import translations_along
 from taccl.baselines.hierarchical import level_orders
 from taccl.cli import main
 from taccl.errors import CollectiveError, InputError, TopologyError

@@ -1,7 +1,7 @@
 """Implicit or explicit schedules from plans in which chunks pass one dimension after another.
 
 A passage is the movement of one chunk along one dimension. Its sends are grouped into runs, whose starts the
-plan gives (`taccl.baselines.passages`). No two sends use a link or a port at the same time.
+plan gives (`taccl.baselines.dimension_passes`). No two sends use a link or a port at the same time.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.units import format_about
+from taccl.baselines.dimension_passes import ChunkPassage, Pace, PassagePlan, plan_along
 from taccl.baselines.forms import fastest
-from taccl.baselines.passages import ChunkPassage, Pace, PassagePlan, plan_along
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.costs import Costs, hold_columns
 from taccl.problem.problem import Problem

@@ -8,9 +8,9 @@ import pytest
 import taccl
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.baselines import dimension_balanced, hierarchical
-from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
+from taccl.baselines.dimension_passes import Pace, form_of, plan_along
+from taccl.baselines.dimension_sends import implicit_along, paces_of, schedule_along, translations_along
 from taccl.baselines.hierarchical import level_orders
-from taccl.baselines.passages import Pace, form_of, plan_along
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem.making import make_problem
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, ticks_of
@@ -133,7 +133,7 @@ def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
 def test_many_steps_are_scheduled_some_at_a_time(monkeypatch):
     """If only one run (consecutive sends of a chunk) is scheduled at a time, the schedule is valid and
     finishes as planned."""
-    monkeypatch.setattr("taccl.baselines.passages._MOST_RUNS", 1)
+    monkeypatch.setattr("taccl.baselines.dimension_passes._MOST_RUNS", 1)
     dims = dimensions("multidim:ring9@1,ring8@2")
     shape = translations_along(dims)
     plan = plan_along(dims, "allreduce", [(0, 1), (1, 0)], paces_of(dims, ticks_of(shape.classes, 1000)))
