@@ -26,7 +26,7 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates import bounds
-from taccl.baselines import passages, spread
+from taccl.baselines import dimension_passes, spread
 from taccl.cli import main
 from taccl.placement import tuning
 from taccl.plot import sizes, style
@@ -123,7 +123,7 @@ def short_searches(monkeypatch):
     # Tuning starts ranks for each algorithm. To save time, only tests/placement/test_tuning.py tunes alltoall.
     some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce",)}
     monkeypatch.setattr(tuning, "LIBRARY_NAMES", some)
-    monkeypatch.setattr(passages, "_MOST_TRIES", 2)
+    monkeypatch.setattr(dimension_passes, "_MOST_TRIES", 2)
     for most in ("_MOST_DRAWN", "_MOST_REPLAYED"):  # tests of pages draw their pictures
         monkeypatch.setattr(f"taccl.plot.report.{most}", 0)
     monkeypatch.setattr(style, "render", lambda picture, format: b"tests of pictures render them")
