@@ -15,7 +15,6 @@ from taccl._internal.units import format_size, parse_size
 from taccl.cli import inputs
 from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, refuse, was_given
 from taccl.cli.output import picked, say
-from taccl.cli.protocols import under_best_protocol
 from taccl.errors import InputError
 from taccl.problem.alltoallv import is_skew, skewed_sizes
 from taccl.problem.byte_matrices import load_sizes
@@ -95,9 +94,9 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     sketch = inputs.sketch_from_word(options.sketch, or_topology=options.topology is None)
     topology = subset_for(options, topology_for(options, sketch), sketch)
     if options.collective == BY_MATRIX or options.matrix is not None:
-        return under_best_protocol(_by_matrix(options, topology), options)
+        return _under_protocol(_by_matrix(options, topology), options)
     if options.layers is not None:
-        return under_best_protocol(_by_layers(options, topology), options)
+        return _under_protocol(_by_layers(options, topology), options)
     collective = collective_of(options, topology)
     cut = {**picked(options, "chunks_per_rank"), **arguments_of(options)}
     if sketch is not None:
@@ -108,7 +107,19 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         settle_size(options)
         given = {"size_bytes": options.size, "chunk_bytes": options.chunk_size}
         problem = taccl.make_problem(topology, collective, **cut, **given)
-    return under_best_protocol(problem, options)
+    return _under_protocol(problem, options)
+
+
+def _under_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
+    """The problem under the protocol predicted to be the fastest, unless one was given; prints a note."""
+    if options.protocol != "auto" or len(problem.topology.protocols) < 2:
+        return problem
+    from taccl.explore.protocols import under_fastest_protocol
+
+    found, note = under_fastest_protocol(problem, options.deadline)
+    if note:
+        say(f"note: {note}")
+    return found
 
 
 def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch | None) -> Topology:

@@ -50,7 +50,7 @@ def test_baselines_are_made_once_for_all_protocols(run, made):
 @pytest.mark.slow
 def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
     """At 64 KB the estimates of recursive multiplying select the same protocol as the bounds."""
-    monkeypatch.setattr("taccl.cli.protocols._BOUND_S_PER_LINK", 1e9)
+    monkeypatch.setattr("taccl.explore.protocols._BOUND_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
     code, _, err = run("baseline", "pairwise", *words)
     assert code == 0
@@ -67,7 +67,7 @@ def test_estimates_compare_protocols_if_baselines_end_late(run, monkeypatch):
     def late(*_arguments, **_options):
         raise OutOfTime("baselines take longer")
 
-    monkeypatch.setattr("taccl.cli.protocols._baselines_of", late)
+    monkeypatch.setattr("taccl.explore.protocols._baselines_of", late)
     words = ("--topology", "dgx-h100", "--nodes", "2", "--collective", "reduce-scatter", "--size", "1MB")
     code, _, err = run("baseline", "pairwise", *words)
     assert code == 0
@@ -84,7 +84,7 @@ def test_no_estimate_stands_for_an_exchange_of_few_pairs(run, monkeypatch, tmp_p
     def late(*_arguments, **_options):
         raise OutOfTime("baselines take longer")
 
-    monkeypatch.setattr("taccl.cli.protocols._baselines_of", late)
+    monkeypatch.setattr("taccl.explore.protocols._baselines_of", late)
     (tmp_path / "pair.csv").write_text("\n".join(["0," * 15 + "64MB", *["0," * 15 + "0"] * 15]))
     words = ("--collective", "alltoallv", "--matrix", str(tmp_path / "pair.csv"))
     code, _, err = run("baseline", "pairwise", "--topology", "dgx-h100", "--nodes", "2", *words)
@@ -106,7 +106,7 @@ def test_a_comparison_names_protocols_for_which_there_is_no_time(run, monkeypatc
         raise OutOfTime("baselines take longer")
 
     monkeypatch.setattr(module, "estimated_us", ended)
-    monkeypatch.setattr("taccl.cli.protocols._baselines_of", late)
+    monkeypatch.setattr("taccl.explore.protocols._baselines_of", late)
     words = ("--topology", "dgx-h100", "--collective", "allgather", "--size", "64KB")
     code, _, err = run("baseline", "pairwise", *words)
     assert (code, "note: protocol ll is predicted" in err, "; no time for ll128)" in err) == (0, True, True)
@@ -123,11 +123,11 @@ def test_protocols_are_compared_by_estimates_on_large_problems(run):
 @pytest.mark.slow
 def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch):
     """If time is too short even for estimates, the machine's default protocol is used, and a note says so."""
-    monkeypatch.setattr("taccl.cli.protocols._BOUND_S_PER_LINK", 1e9)
+    monkeypatch.setattr("taccl.explore.protocols._BOUND_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
     for name in ("_ESTIMATE_S_PER_LINK", "_ESTIMATE_S_PER_ARRIVAL"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"taccl.cli.protocols.{name}", 1e9)
+            patch.setattr(f"taccl.explore.protocols.{name}", 1e9)
             code, _, err = run("baseline", "pairwise", *words)
         assert (code, "is used without a comparison, for lack of time" in err) == (0, True)
 

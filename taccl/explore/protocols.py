@@ -1,28 +1,24 @@
-"""NCCL's protocols on the command line: they are compared, and the fastest one is used."""
+"""Choice among NCCL's protocols for a problem: the one that is predicted to be the fastest."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
-import taccl
-from taccl._internal.deadline import OutOfTime, busy_factor
+from taccl import baselines
+from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_size
-from taccl.cli.output import say
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.alltoallv import is_uneven
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from taccl._internal.deadline import Deadline
-    from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Topology
 
 #: NCCL's protocols are compared by the finish of baselines, or by estimates or bounds above these numbers.
 #: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for baselines (2 s, or 9 s if 32 ranks reduce).
@@ -48,38 +44,37 @@ _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
 _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 
-def under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
-    """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
+def under_fastest_protocol(problem: Problem, limit: Deadline) -> tuple[Problem, str]:
+    """(problem under the protocol predicted to be the fastest, note on the prediction).
 
     A protocol is rated by the earliest finish of all baselines, re-timed under it. On large problems, or if
     baselines would exceed their share of the time limit, the rating is an estimated finish of the baseline
     `multiplying`; if that does not apply, a lower bound. Broadcasts and reductions on several nodes are rated
     by an estimated finish of the baseline `hierarchical`. Protocols for which there is no time are left out.
-    Without time for a second one, the topology's own protocol is used.
+    Without time for a second one, the topology's own protocol is used. Without a choice, the note is empty.
     """
     protocols, size, taken = problem.topology.protocols, problem.size_bytes, problem.topology.protocol
-    if options.protocol != "auto" or len(protocols) < 2 or size is None:
-        return problem
+    if len(protocols) < 2 or size is None:
+        return problem, ""
     if problem.collective.destination_sets.sizes.sum() > _BOUNDED_ARRIVALS:
-        say(f"note: protocol {taken} is used uncompared, at this number of ranks (--protocol chooses)")
-        return problem
-    ratings = _Ratings(problem, options.deadline)
+        return problem, f"protocol {taken} is used uncompared, at this number of ranks (--protocol chooses)"
+    ratings = _Ratings(problem, limit)
     ratings.compare()
     promised = ratings.promised_us
     if len(promised) < 2:
-        say(f"note: protocol {taken} is used without a comparison, for lack of time (--protocol chooses)")
-        return problem
+        note = f"protocol {taken} is used without a comparison, for lack of time (--protocol chooses)"
+        return problem, note
     chosen, *others = sorted(promised, key=promised.__getitem__)
     said = [f"{promised[chosen]:.4g} us", *(f"{name} {promised[name]:.4g} us" for name in others)]
     times = "; ".join((said[0], ", ".join(said[1:])))
     if len(promised) < len(protocols):
         times += f"; no time for {', '.join(each for each in protocols if each not in promised)}"
     told = f"({ratings.by}: {times})"
-    say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} {told}")
+    note = f"protocol {chosen} is predicted to be the fastest for {format_size(size)} {told}"
     topology = problem.topology.under(chosen)
     is_plain = problem.clauses == ratings.plain(problem.topology).clauses  # the defaults differ by protocol
     clauses = ratings.plain(topology).clauses if is_plain else problem.clauses
-    return replace(problem, topology=topology, clauses=clauses)
+    return replace(problem, topology=topology, clauses=clauses), note
 
 
 class _Ratings:
@@ -116,14 +111,14 @@ class _Ratings:
         sized: dict[str, Any] = {"size_bytes": self.problem.size_bytes}
         if not self._is_even:
             sized = {"chunk_bytes": self.problem.chunk_bytes}
-        return taccl.make_problem(topology, self.problem.collective, **sized)
+        return make_problem(topology, self.problem.collective, **sized)
 
     def _by_schedules(self) -> None:
         """Rate protocols by all baselines, or by lower bounds, if they are likely to end in time."""
         protocols, links = self._topology.protocols, len(self._topology.links)
         needed_s = len(protocols) * (_BOUND_S + links * _BOUND_S_PER_LINK)
         if self._is_tried:
-            needed_s = len(taccl.baselines.BASELINES) * links * _BASELINE_S_PER_LINK
+            needed_s = len(baselines.BASELINES) * links * _BASELINE_S_PER_LINK
         if self._is_regular and busy_factor() * needed_s > _SLOW_SHARE * self._limit.left_s:
             return
         with self._limit.sooner(_SLOW_LIMIT * self._limit.left_s).enforced():
@@ -135,12 +130,11 @@ class _Ratings:
         """Earliest finish of schedules under a protocol, or else a lower bound, with the launch."""
         topology, is_own = self._topology.under(protocol), protocol == self._topology.protocol
         finishes_us = [
-            each.finish_us if is_own else taccl.simulate(each, topology=topology).finish_us
-            for each in schedules
+            each.finish_us if is_own else simulate(each, topology=topology).finish_us for each in schedules
         ]
         least_us = min(finishes_us, default=None)
         if least_us is None:
-            least_us = float(taccl.lower_bound(self.plain(topology), budget_s=0.1).bound)
+            least_us = float(lower_bound(self.plain(topology), budget_s=0.1).bound)
         return least_us + float(topology.launch_us)
 
     def _over_nodes(self) -> None:
@@ -186,7 +180,7 @@ class _Ratings:
 def _baselines_of(problem: Problem) -> list[Schedule]:
     """Schedules of all baselines that apply to the problem, without changing its chunks."""
     found = []
-    for name in taccl.baselines.BASELINES:
+    for name in baselines.BASELINES:
         with suppress(InputError):
-            found.append(taccl.baselines.baseline(name, problem, cut=False))
+            found.append(baselines.baseline(name, problem, cut=False))
     return found
