@@ -150,7 +150,7 @@ TEXTS = {
         "======================= ROCm System Management Interface =======================\n"
         "================================= Concise Info =================================\n"
     ),
-    "output of `amd-smi topology`": (
+    "output of `amd-smi topology` or `amd-smi xgmi`": (
         "ACCESS TABLE:\n             0000:0c:00.0 0000:22:00.0\n0000:0c:00.0 ENABLED      ENABLED\n"
     ),
     "output of rocminfo": "ROCk module is loaded\n=====================\nHSA System Attributes\n",

@@ -247,7 +247,7 @@ TEXTS = (
         unsupported(_SERVER),
     ),
     Text(
-        "output of `amd-smi topology`",
+        "output of `amd-smi topology` or `amd-smi xgmi`",
         r"^[ \t]*(ACCESS|WEIGHT|HOPS|LINK TYPE|LINK METRIC|NUMA BW|CACHE COHERENCY) TABLE:"
         r"|^AMDSMI_\w+ \|.*version|\Agpu,bdf,"
         r"|\A(?=\s*[{\[])(?=[\s\S]*\"bdf\":)(?=[\s\S]*\"link_type\":)",

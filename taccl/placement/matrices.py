@@ -46,6 +46,8 @@ _PROCESS = re.compile(r"\s*Process\s+\d+\s+\(([^)\s]{1,255})\):\s+device\s")
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
 #: Line before the matrices of a test of nvbandwidth, with the name of the test.
 _NVBANDWIDTH_TEST = re.compile(r"^\s*Running (\w+)\.")
+#: Advice on pairs of GPUs that nvbandwidth does not measure.
+_NO_PEERS = "such GPUs have no peer access; p2pBandwidthLatencyTest measures them through host memory"
 #: Line above a matrix of nvbandwidth with latencies between GPUs.
 _NVBANDWIDTH_LATENCY = re.compile(r"^Device to Device Latency \w+ GPU\(row\) <-> GPU\(column\) \(ns\)")
 #: Header of mpiGraph's matrix of rates out of each host; its MB have 2^20 bytes. `_MPIGRAPH_ROW`: its rows.
@@ -248,7 +250,7 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
     def below(at: int) -> Table:
         columns = lines[at] if at < len(lines) else ""
         # Add the corner word that `_printed` expects.
-        return _printed([*lines[:at], f"GPU {columns}", *lines[at + 1 :]], at, where)
+        return _printed([*lines[:at], f"GPU {columns}", *lines[at + 1 :]], at, where, remedy=_NO_PEERS)
 
     heads, test = [], ""
     for at, line in enumerate(lines, 1):
@@ -297,7 +299,7 @@ def _of_mpigraph(lines: Sequence[str], where: str) -> Probe:
     )
 
 
-def _printed(lines: Sequence[str], at: int, where: str, *, each: str = "GPU") -> Table:
+def _printed(lines: Sequence[str], at: int, where: str, *, each: str = "GPU", remedy: str = "") -> Table:
     """Matrix that begins after line `at`, with a word in its corner and a row for every column."""
     num_rows = len(lines[at].split()) if at < len(lines) else 0
     rows = [line.split() for line in lines[at : at + num_rows]]
@@ -306,7 +308,7 @@ def _printed(lines: Sequence[str], at: int, where: str, *, each: str = "GPU") ->
         said = f"found {format_count(max(num_whole, 0), 'row')} of {format_count(num_rows - 1, each)}"
         said += "; expected one for each; save the output whole"
         raise FormatError(said, where=f"{where}: line {at}")
-    return table_of(dict(enumerate(filter(None, rows), at + 1)), where)
+    return table_of(dict(enumerate(filter(None, rows), at + 1)), where, each=each, remedy=remedy)
 
 
 def _of_pairs(text: str, where: str) -> Probe:

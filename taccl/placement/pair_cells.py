@@ -101,20 +101,23 @@ def without_units(rows: dict[int, list[str]], where: str) -> tuple[dict[int, lis
     return bare, units[0]
 
 
-def table_of(rows: dict[int, list[str]], where: str) -> Table:
+def table_of(rows: dict[int, list[str]], where: str, *, each: str = "host", remedy: str = "") -> Table:
     """Square matrix from {line number: cells}; names of hosts may head the rows, the columns, or both.
 
     A cell on the diagonal that is not a number becomes nan. Named rows are put into the order of the columns.
+
+    - `each`: Kind of object that a row describes, for messages.
+    - `remedy`: What to do about a pair without a number; default: to measure it.
     """
-    square = square_of([*rows.items()], where, is_name=is_name, each="host")
+    square = square_of([*rows.items()], where, is_name=is_name, each=each)
     values = np.empty((len(square.names), len(square.names)))
     for place, (number, cells) in enumerate(square.rows):
         for column, cell in enumerate(cells):
             values[place, column] = _number(cell)
             if np.isnan(values[place, column]) and column != place:  # the diagonal is unused
-                said = f"found {shown(repr(cell), 60)}; expected a number for every pair of hosts"
+                said = f"found {shown(repr(cell), 60)}; expected a number for every pair of {each}s"
                 here = f"{where}: line {number}, column {square.num_left + column + 1}"
-                raise FormatError(f"{said}; measure it, or leave the host out", where=here)
+                raise FormatError(f"{said}; {remedy or f'measure it, or leave the {each} out'}", where=here)
     return Table(square.corner, square.names, values)
 
 

@@ -599,6 +599,16 @@ class TestMatrices:
         )
         assert load_probe(path).assumed == ("GPUs of 2 hosts, which NVLink joins, count as one server",)
 
+    def test_pairs_without_peer_access_are_named(self, tmp_path):
+        """nvbandwidth leaves out pairs without peer access; the error says which tool measures them."""
+        path = tmp_path / "nvbandwidth.txt"
+        path.write_text(
+            "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n    0    1    2\n"
+            "0  N/A   52   N/A\n1   52  N/A  N/A\n2  N/A  N/A   N/A\n"
+        )
+        with pytest.raises(FormatError, match="pair of GPUs; such GPUs have no peer access; p2pBandwidth"):
+            load_probe(path)
+
     @pytest.mark.parametrize("first", [0, 1])
     def test_models_of_gpus_are_read(self, tmp_path, first):
         """The list of devices above a matrix names the model of each GPU, unless a GPU is missing there."""
