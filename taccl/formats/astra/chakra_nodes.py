@@ -59,7 +59,9 @@ def load_trace_nodes(path: str | os.PathLike[str]) -> list[TraceNode]:
         content = _inflated(content, where)
     try:
         is_json = content.lstrip()[:1] == b"{"
-        nodes = list(_from_json(content.decode()) if is_json else _from_protobuf(content))
+        nodes = list(_from_json(content.decode(), where) if is_json else _from_protobuf(content))
+    except FormatError:
+        raise
     except (DecodeError, ParseError, ValueError, TypeError, LookupError, AttributeError) as error:
         told = f"{type(error).__name__}: {error}"[:120]
         said = f"found no whole Chakra execution trace ({told}); expected protobuf (.et), or JSON of"
@@ -80,7 +82,7 @@ def _inflated(content: bytes, where: str) -> bytes:
     return inflated
 
 
-def _from_json(text: str) -> Iterator[TraceNode]:
+def _from_json(text: str, where: str) -> Iterator[TraceNode]:
     from google.protobuf.json_format import ParseDict
 
     decoder, at, first, (_, node) = json.JSONDecoder(), 0, True, message_classes()
@@ -92,7 +94,10 @@ def _from_json(text: str) -> Iterator[TraceNode]:
         if first and "workload_graph" in data:
             yield from map(_of_feeder, data["workload_graph"])
         elif first and "schema" in data and "nodes" in data:
-            raise ValueError("a host trace of PyTorch, which chakra_trace_link and chakra_converter convert")
+            said = (
+                "found a host trace of PyTorch; expected a Chakra trace: convert it by chakra_trace_link and"
+            )
+            raise FormatError(f"{said} chakra_converter", where=where)
         elif not first or "type" in data:  # the first message has the metadata of the whole trace
             yield _of_message(ParseDict(data, node(), ignore_unknown_fields=True))
         first = False

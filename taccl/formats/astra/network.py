@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from taccl._internal.arguments import checked_as
+from taccl._internal.names import shown
 from taccl._internal.reading import read_text
 from taccl._internal.validation import Cost, validated
 from taccl.errors import FormatError, TopologyError
@@ -138,7 +139,10 @@ def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
 
 
 def _plain(text: str, where: str) -> dict[str, Any]:
-    """{field: its items as strings} of a YAML file; the list is empty if the field is not a list."""
+    """{field: its items as strings} of a YAML file; empty for other fields that are no lists.
+
+    Raises `FormatError` if a field of a network is not a list.
+    """
     import yaml
 
     try:
@@ -154,7 +158,13 @@ def _plain(text: str, where: str) -> dict[str, Any]:
         if key.value in fields:
             line = key.start_mark.line + 1
             raise FormatError(f"found {key.value[:40]} twice; remove one", where=f"{where}: line {line}")
-        items = node.value if isinstance(node, yaml.SequenceNode) else []
+        is_list = isinstance(node, yaml.SequenceNode)
+        if not is_list and key.value in _Network.model_fields:
+            value = shown(node.value, 40) if isinstance(node, yaml.ScalarNode) else ""
+            said = f"found {value or 'no list'}; expected a list with an entry for each dimension"
+            said += f": [ {value} ]" if value else ""
+            raise FormatError(said, where=f"{where}: line {key.start_mark.line + 1}: {key.value}")
+        items = node.value if is_list else []
         fields[str(key.value)] = [
             str(item.value if isinstance(item, yaml.ScalarNode) else item.tag) for item in items
         ]

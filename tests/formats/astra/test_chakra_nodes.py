@@ -79,3 +79,11 @@ def test_other_files_are_refused(tmp_path, content, said):
     (tmp_path / "trace").write_bytes(content)
     with pytest.raises(FormatError, match=said):
         load_trace_nodes(tmp_path / "trace")
+
+
+def test_a_host_trace_of_pytorch_is_named(tmp_path):
+    """The error on a host trace of PyTorch names the tools that convert it."""
+    path = tmp_path / "pytorch_et_0.json"
+    path.write_text('{"schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": []}')
+    with pytest.raises(FormatError, match=r"found a host trace of PyTorch.*chakra_trace_link"):
+        load_trace_nodes(path)
