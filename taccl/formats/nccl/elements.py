@@ -155,10 +155,16 @@ class System:
         self.server.add_cpu(name, beta, guess=guess, host=host)
         self._below(cpu, name, None)
 
-    def _below(self, element: XmlElement, part: str, slot_beta: Fraction | None) -> None:
+    def _below(
+        self, element: XmlElement, part: str, slot_beta: Fraction | None, *, broadcom: int = 0
+    ) -> None:
+        """Add the devices below an element.
+
+        - `broadcom`: Generation of PCIe of a Broadcom switch whose second level is below it; 0 for others.
+        """
         for child in element.children:
             if child.tag == "pci":
-                self._add_device(child, part)
+                self._add_device(child, part, broadcom)
             elif child.tag in ("nic", "net"):
                 for net in _nets(child):
                     if whole(net, "net", 1):
@@ -171,7 +177,7 @@ class System:
             elif child.tag != "gpu":
                 self.passed.add(child.tag)
 
-    def _add_device(self, pci: XmlElement, parent: str) -> None:
+    def _add_device(self, pci: XmlElement, parent: str, broadcom: int) -> None:
         busid = pci.attributes.get("busid", "").strip().lower()
         if not busid or len(busid) > 32:
             raise pci.error(f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it")
@@ -187,6 +193,10 @@ class System:
         if kind == _NVSWITCH:
             return
         beta, is_said = (self.given.pcie_beta, True) if self.given.pcie_beta else self._pcie_beta(pci)
+        if kind == _SWITCH and broadcom and _broadcom_generation(pci, 1) == broadcom:
+            self.assumed["the two levels of a PCIe switch of Broadcom are one switch, as in NCCL"] += 1
+            self._below(pci, parent, beta)
+            return
         if kind == _NIC:
             key = self.cards.setdefault(busid.rpartition(".")[0] or busid, key)
         if key not in self.server.devices:
@@ -201,7 +211,7 @@ class System:
                 self._add_gpu(gpu, busid)
         if kind == _NIC and not any(map(_nets, pci.children)):
             self._add_nic(pci, key, busid, beta)
-        self._below(pci, key, beta)
+        self._below(pci, key, beta, broadcom=_broadcom_generation(pci, 0))
 
     def _add_gpu(self, element: XmlElement, busid: str) -> None:
         """Add a ``<gpu>``, of which a device has several if it is partitioned or several ranks share it."""
@@ -375,6 +385,22 @@ class System:
 def _nets(element: XmlElement) -> list[XmlElement]:
     """Networks of a ``<nic>``, or the element itself if it states a speed, as in files written by hand."""
     return element.all("net") or [element] * (element.tag in ("nic", "net") and "speed" in element.attributes)
+
+
+def _broadcom_generation(pci: XmlElement, level: int) -> int:
+    """Generation of PCIe of a switch of Broadcom (PEX, in base mode) that shows two levels; 0 for others.
+
+    Such a switch sustains the full rate of all ports, so that its inner links limit nothing (NCCL's topo.cc).
+
+    - `level`: 0 for the outer level, 1 for the inner one; devices of PCIe 4 do not tell them apart.
+    """
+    names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+    vendor, device, other, part = (pci.attributes.get(name, "").strip().lower() for name in names)
+    if (vendor, other) != ("0x1000", "0x1000") or not re.fullmatch("0x[0-9a-f]{4}", part):
+        return 0
+    if device == "0xc010" and part[2] == "a":
+        return 4
+    return 5 if device == "0xc030" and part[2] == str(level) else 0
 
 
 def _net_name(net: XmlElement) -> str:

@@ -479,3 +479,43 @@ def test_rates_of_any_size_are_read(tmp_path, rates):
     topology = load_quietly(path, nodes=2, **rates)
     betas = [link.beta_us_per_mb for link in topology.links if link.src < 2 <= link.dst]
     assert 1000 / float(min(betas)) == pytest.approx(min(rates.values()))
+
+
+def _two_levels(vendor, device, outer, inner):
+    """Devices of a PCIe switch that shows two levels: two GPUs below one inner switch, two NICs below another."""
+
+    def pci(busid, kind, inside, part=""):
+        ids = f'vendor="{vendor}" device="{device}" subsystem_vendor="{vendor}" subsystem_device="{part}"'
+        link = 'link_speed="16.0 GT/s PCIe" link_width="16"'
+        return f'<pci busid="0000:{busid}:00.0" class="{kind}" {ids if part else ""} {link}>{inside}</pci>'
+
+    gpus = (pci(f"1{i}", "0x030200", f'<gpu dev="{i}" sm="80" rank="{i}" gdr="1"/>') for i in range(2))
+    nets = (f'<nic><net name="n{i}" dev="{i}" speed="200000" port="1"/></nic>' for i in range(2))
+    nics = (pci(f"2{i}", "0x020700", net) for i, net in enumerate(nets))
+    below = "".join(
+        pci(busid, "0x060400", "".join(each), inner) for busid, each in (("02", gpus), ("03", nics))
+    )
+    return pci("01", "0x060400", below, outer)
+
+
+@pytest.mark.parametrize(
+    ("ids", "node"),
+    [
+        (("0x1000", "0xc010", "0xa096", "0xa096"), 48),
+        (("0x1000", "0xc030", "0x0144", "0x1144"), 48),
+        (("0x1000", "0xc030", "0x0144", "0x0144"), 24),
+        (("0x1000", "0xc010", "0x0144", "0x0144"), 24),
+        (("0x10b5", "0xc010", "0xa096", "0xa096"), 24),
+    ],
+    ids=["PCIe 4", "PCIe 5", "PCIe 5, one level", "another board", "another vendor"],
+)
+def test_levels_of_a_broadcom_switch_limit_nothing(tmp_path, ids, node):
+    """Two GPUs reach two NICs at 24 GB/s each, 16 lanes of PCIe 4, through one switch that shows two levels.
+
+    Through two switches, the link between them carries 24 GB/s.
+    """
+    topology = load_quietly(write_dump(tmp_path, _two_levels(*ids)), nodes=2)
+    assert _counted(topology)[:2] == pytest.approx((node, 24))
+    assert (node == 48) == any(
+        each.startswith("the two levels of a PCIe switch") for each in topology.assumed
+    )
