@@ -28,7 +28,6 @@ from taccl.errors import AssumptionWarning, InputError, SolverUnavailableError, 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.verification.findings import Verification
-    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
 
@@ -304,7 +303,7 @@ def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
     except (KeyboardInterrupt, OutOfTime):
         result = replace(result, is_brief=True)
     try:
-        return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict)
+        return Answer("\n".join([result.schedule.problem.heading, *result.lines()]), result.to_dict)
     except KeyboardInterrupt:  # Ctrl-C during the bound over all chunkings: answer without it
         return result_answer(replace(result, stopped="interrupted"))
 
@@ -362,14 +361,6 @@ def following_values(schedule: Schedule, bound: Certificate | None = None) -> di
         "utilisation": 0.0 if busiest is None else busiest.utilisation,
         **picked(schedule, "num_transfers", "num_sends"),
     }  # fmt: skip
-
-
-def title_of(problem: Problem) -> str:
-    """Collective, topology, sketch, costs and size of a problem, as a title."""
-    sketch = f", sketch {shown(problem.clauses.name)}" if problem.clauses.name else ""
-    size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
-    model = " (upstream cost model)" if problem.topology.cost_model == "upstream" else ""
-    return f"{problem.title}{sketch}{size}{model}"
 
 
 def transfers_text(found: Schedule | Verification) -> str:

@@ -25,7 +25,6 @@ from taccl.plot.style import (
     mark,
     plain_log,
     remark,
-    title_of,
 )
 from taccl.synthesis.result import Result, Trace, TraceEntry
 
@@ -286,7 +285,7 @@ def progress(result: Result, *, ax: Axes | None = None) -> Axes:
     InputError
         If the result has no trace of the search, for example because it was not made by a synthesis.
     """
-    return draw_trace(result.trace, title_of(result.schedule.problem), ax=ax)
+    return draw_trace(result.trace, result.schedule.problem.heading, ax=ax)
 
 
 @drawing

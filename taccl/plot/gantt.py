@@ -22,7 +22,6 @@ from taccl.plot.style import (
     remark,
     schedule_of,
     time_rows,
-    title_of,
 )
 from taccl.problem.costs import hold_columns, link_ends
 from taccl.schedule.bars import SEVERAL, Bars, By, bars_of
@@ -110,7 +109,7 @@ def draw_bars(
     if bound_us:
         ax.axvline(bound_us, color=INK, linewidth=0.8, linestyle="--")
         finish += f", bound {bound_us:.4g} us (dashed)"
-    dress(ax, f"{title_of(schedule.problem)}\nsends by {by}, {finish}", "time in us", grid="x")
+    dress(ax, f"{schedule.problem.heading}\nsends by {by}, {finish}", "time in us", grid="x")
     if bars.num_rows > len(bars.rows):
         hidden = format_count(bars.num_hidden, "bar")
         remark(ax, f"the {len(bars.rows)} busiest of {bars.num_rows} {by}s; {hidden} not shown")

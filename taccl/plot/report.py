@@ -36,7 +36,7 @@ from taccl.plot.comparison import draw_trace, trace_in
 from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.page import folded, html_page, picture, with_commands
 from taccl.plot.sizes import NOT_TIMED, bandwidth, bandwidths, measured_points
-from taccl.plot.style import drawing, figure, title_of
+from taccl.plot.style import drawing, figure
 from taccl.plot.topology import height_of
 from taccl.plot.topology import topology as draw_topology
 from taccl.problem.problem import Problem
@@ -184,7 +184,7 @@ class _Page:
                 for name, (title, part) in contents.items()
             ),
         ]
-        return html_page(title_of(self._problem), "".join(parts))
+        return html_page(self._problem.heading, "".join(parts))
 
     def _contents(self, command: str) -> dict[str, tuple[str, str]]:
         """{id of a section: (title, HTML)}, in order."""
@@ -213,7 +213,7 @@ class _Page:
         """Picture of the finish over the time of the search; empty if the trace has none."""
         if all(entry.finish_us is None for entry in self._trace):
             return ""
-        drawn = draw_trace(self._trace, title_of(self._problem), ax=figure(width=9, height=3.6))
+        drawn = draw_trace(self._trace, self._problem.heading, ax=figure(width=9, height=3.6))
         return picture(drawn, "progress-picture")
 
     def _share(self) -> Deadline:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from taccl._internal.address_space import require_address_space
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown, shown_lines
-from taccl._internal.units import format_size
 from taccl.errors import InputError
-from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 
@@ -247,10 +245,3 @@ def schedule_of(found: Result | Schedule) -> Schedule:
     """The schedule of a result, or the one given; `InputError` if it is too large to be drawn."""
     schedule = found.schedule if isinstance(found, Result) else found
     return schedule.listable(memory_limit_bytes=_MOST_LISTED_BYTES)
-
-
-def title_of(problem: Problem) -> str:
-    """Title of a problem: collective, topology, size and sketch."""
-    size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
-    sketch = f", sketch {shown(problem.clauses.name)}" if problem.clauses.name else ""
-    return f"{problem.title}{size}{sketch}"

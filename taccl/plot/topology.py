@@ -14,7 +14,7 @@ from taccl._internal.arguments import checked
 from taccl._internal.arrays import Floats, Ints
 from taccl.errors import InputError, TopologyError
 from taccl.plot import style
-from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of, title_of
+from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of
 from taccl.schedule.bars import busy_shares
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
@@ -82,7 +82,7 @@ def topology(
             said = f"found a schedule on {whole.problem.topology.name}; expected one on this {topology.name}"
             raise InputError(f"{said}; give schedule.problem.topology", where="schedule")
         _loads(ax, whole, lines)
-        title = f"{title_of(whole.problem)}\nlink loads until the finish at {whole.finish_us:.4g} us"
+        title = f"{whole.problem.heading}\nlink loads until the finish at {whole.finish_us:.4g} us"
     _ranks(ax, topology, places, lines)
     ax.set_axis_off()
     ax.set_aspect("equal")

@@ -284,6 +284,14 @@ class Problem:
         """Text that names the collective and the topology."""
         return f"{shown(self.collective.name, _TITLE)} on {shown(self.topology.name, _TITLE)}"
 
+    @property
+    def heading(self) -> str:
+        """Text that names the collective, the topology, the sketch, the size and the cost model."""
+        sketch = f", sketch {shown(self.clauses.name)}" if self.clauses.name else ""
+        size = f", {format_size(self.size_bytes)}" if self.size_bytes else ""
+        model = " (upstream cost model)" if self.topology.cost_model == "upstream" else ""
+        return f"{self.title}{sketch}{size}{model}"
+
     def facts(self) -> list[tuple[str, str]]:
         """(name, text) rows on collective, size, topology and sketch."""
         collective, topology, clauses = self.collective, self.topology, self.clauses

@@ -12,7 +12,7 @@ from taccl._internal.names import matching, note_lines, table
 from taccl._internal.units import format_us, gb_per_s
 from taccl.analysis.certificates.bounds import latency_bound
 from taccl.cli.options import LEAST_S, add_limit, add_output, add_problem_options, option
-from taccl.cli.output import Answer, check_schedule_output, say, title_of, with_file
+from taccl.cli.output import Answer, check_schedule_output, say, with_file
 from taccl.cli.problems import problem_from_options
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.problem import Problem
@@ -133,7 +133,7 @@ def _predicted(problem: Problem, *, nvls: bool) -> Answer:
         "algorithm": expected.algorithm, "protocol": expected.protocol, "algbw_gb_per_s": rate,
         "notes": notes,
     }  # fmt: skip
-    text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(notes)])
+    text = "\n".join([problem.heading, table(rows, indent="  "), *note_lines(notes)])
     return Answer(text, values)
 
 

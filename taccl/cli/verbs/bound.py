@@ -16,7 +16,7 @@ from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_count, format_gap, format_rates, format_size, format_us, gb_per_s
 from taccl.cli.inputs import followed, held_by, program_in
 from taccl.cli.options import LEAST_S, ROLES, add_limit, add_problem_options, option, refuse
-from taccl.cli.output import Answer, ended_by_ctrl_c, following_values, picked, say, title_of
+from taccl.cli.output import Answer, ended_by_ctrl_c, following_values, picked, say
 from taccl.cli.problems import (
     exceeds_limit,
     is_by_name,
@@ -169,7 +169,7 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
         rows.append(("in switches", f"{_brief(in_switches)}, if switches reduce data in transit"))
     if proven is not None:
         rows.append(("checked", f"the witness {'proves' if proven else 'does not prove'} the bound"))
-    text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(problem.notes)])
+    text = "\n".join([problem.heading, table(rows, indent="  "), *note_lines(problem.notes)])
     complaint = "the witness does not prove the bound" if proven is False else ""
     # Plain values of witnesses take longer than the text, which most commands print.
     figures = partial(_values, problem, bound, prices, in_switches, proven)

@@ -53,7 +53,7 @@ def _drawn(options: argparse.Namespace) -> Axes:
     import taccl.plot as plots
     from taccl.plot.comparison import draw_trace, trace_in
     from taccl.plot.gantt import draw_bars, rows_height
-    from taccl.plot.style import figure, title_of
+    from taccl.plot.style import figure
     from taccl.plot.topology import height_of
     from taccl.schedule.bars import bars_of
 
@@ -79,7 +79,7 @@ def _drawn(options: argparse.Namespace) -> Axes:
         measured = options.measured or ()
         return plots.bandwidth(schedule, sizes=options.sizes, measured=measured, ax=figure(height=5.2))
     if options.what == "progress":
-        return draw_trace(trace_in(details), title_of(schedule.problem), ax=figure(height=4.0))
+        return draw_trace(trace_in(details), schedule.problem.heading, ax=figure(height=4.0))
     by: Any = options.by or "link"
     bars = bars_of(schedule, by)
     ax = figure(height=rows_height(len(bars.rows)))

@@ -144,7 +144,7 @@ def _of_program(program: Program, *, limit: int) -> Answer:
 
 def _of_schedule(file: str, *, limit: int | None) -> Answer:
     """Answer with a schedule's figures and first transfers, and the bound and gap that its file states."""
-    from taccl.cli.output import finish_text, title_of, transfers_text
+    from taccl.cli.output import finish_text, transfers_text
     from taccl.formats.native import load_schedule, read_document
     from taccl.schedule.figures import schedule_figures
     from taccl.synthesis.bounding import no_bound
@@ -161,7 +161,7 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
         chunks = no_bound(schedule.problem).scope
         rows += [("bound", _bound_text(found)), ("gap", _gap_text(found, chunks))]
     rows.append(("digest", schedule.digest()))
-    lines = [title_of(schedule.problem), table(rows, indent="  ")]
+    lines = [schedule.problem.heading, table(rows, indent="  ")]
     if limit != 0:
         lines += ["", schedule.table(limit=limit)]
     notes = (*schedule.problem.notes, *(f"assumed: {each}" for each in schedule.problem.topology.assumed))

@@ -9,7 +9,7 @@ from taccl._internal.names import first_of, note_lines, shown
 from taccl._internal.units import format_count, format_limit
 from taccl.cli.inputs import followed, program_in
 from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, sizes
-from taccl.cli.output import Answer, figures_table, following_values, picked, title_of
+from taccl.cli.output import Answer, figures_table, following_values, picked
 from taccl.cli.problems import schedule_in
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> Answer:
         assumptions += f", jitter {found.jitter:g}, seed {found.seed}"
     own = f"  original finish {schedule.timing}; simulated with {assumptions}"
     shown = (*_FIGURES, "interval_us", "interval_algbw_gb_per_s", "interval_limits")
-    lines = [title_of(schedule.problem), own, "", figures_table(rows, shown)]
+    lines = [schedule.problem.heading, own, "", figures_table(rows, shown)]
     values = {
         **picked(schedule, "finish_us", "launch_us", "predicted_us"),
         "collective": schedule.problem.collective.name,
