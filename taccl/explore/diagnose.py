@@ -19,7 +19,7 @@ from taccl.explore.possible_gains import with_gains
 from taccl.explore.verdict import OVER, conclusion, link_sentence
 from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
 from taccl.measure.channel_limits import largest_rate
-from taccl.measure.curve import Kink, irregularity_note, kinks, middle_clause, slow_middle
+from taccl.measure.curve import Kink, irregularity, irregularity_note, kinks, middle_clause, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below
 from taccl.measure.gpus import NO_PEERS, has_no_peers, may_be_bridged
@@ -316,7 +316,7 @@ def _facts(case: _Case, cases: Sequence[_Case], nics: tuple[float, ...], *, name
     other_nics = None if is_fixed else _other_nics(expected, num_nics, debug.num_nics)
     if 0 < debug.num_nics < num_nics and other_nics is None:
         stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB or NCCL_IB_HCA)"
-    excluded = set(debug.excluded)
+    excluded = set(debug.excluded) | ({"nic-unused"} if 0 < num_nics <= debug.num_nics else set())
     if on.num_nodes == 1 and has_no_peers(log.gpus) and "p2p-disabled" not in excluded:
         stated["no-peers"] = NO_PEERS
         excluded.add("p2p-disabled")
@@ -326,7 +326,8 @@ def _facts(case: _Case, cases: Sequence[_Case], nics: tuple[float, ...], *, name
         expected.nic_gb_per_s,
         num_nics, joint,
         library_name(on) == "RCCL", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
-        tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
+        tuple(kinked), irregularity(series), _unaligned_bytes(series),
+        small_us / launches_us if small_us and launches_us else None,
         _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
         log_network=NETWORK_TITLES.get(debug.network, debug.network),
         other_share=other_share, place_share=place_share, full_network=full_network, middle=middle,

@@ -47,8 +47,16 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
         ending += ": bridges between pairs of such boards are not in the log (give `nvidia-smi topo -m`)"
     in_verdict = {each.name for each in causes if each.title in ending}
     unseen = [said for name, said in facts.stated.items() if name in ANY_RATE and name not in in_verdict]
-    ending += f", but {unseen[0]}" if unseen and is_known else ""
+    if _has_peers(facts):
+        ending += "; no copies through host memory, as GeForce and TITAN cards have without a modified driver"
+    elif unseen and is_known:
+        ending += f", but {unseen[0]}"
     return f"{ending}; no published log of {facts.untested}" if facts.untested and is_known else ending
+
+
+def _has_peers(facts: Facts) -> bool:
+    """True if GPUs whose drivers usually bar copies between them have the rate of such copies."""
+    return "no-peers" in facts.stated and facts.share is not None and facts.share >= HEALTHY
 
 
 def _slow_clause(facts: Facts, rate: Sequence[Cause]) -> str:
@@ -95,6 +103,8 @@ def _fast_clause(facts: Facts, bound_share: float | None) -> str:
         return "above the prediction, but not above the bound"
     is_beyond_pcie = facts.joint == "PCIe" and facts.num_nodes == 1 and (facts.share or 0.0) > _BRIDGED
     if not facts.may_be_bridged and not is_beyond_pcie:
+        if _has_peers(facts):
+            return "faster than usual PCIe"
         return "faster than the model allows: check --topology and the number of ranks"
     if facts.lists_links:
         return "faster than the PCIe links of --topology: it may lack NVLink bridges, or be of another server"

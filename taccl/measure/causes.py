@@ -37,6 +37,9 @@ _BALANCED = 2.0
 _LAUNCHES = 1.3
 #: Min size of a fall of the rate that a path which collapses under load explains.
 _LOAD = 2**20
+#: Min irregularity of times that suggests noise. RCCL's switch at a wrong size causes 0.08 (published log).
+#: `_MANY`: min number of irregular sizes, more than a library has switches of protocol and algorithm (ours).
+_NOISY, _MANY = 0.12, 6
 #: Max irregular sizes listed in the evidence.
 _SHOWN = 3
 
@@ -167,7 +170,16 @@ def _switches(facts: Facts) -> Found:
     off = [each for each in _before_fall(facts) if each.kind != "outlier"]
     if not off or _collapsed(facts):
         return None
-    return "likely", 0.0, "; ".join(f"{each.evidence} ({each.kind})" for each in off[:_SHOWN])
+    grade: Grade = "possible" if _irregular(facts) else "likely"
+    return grade, 0.0, "; ".join(f"{each.evidence} ({each.kind})" for each in off[:_SHOWN])
+
+
+def _irregular(facts: Facts) -> Found:
+    """Evidence of noise: times that fall and rise with the size more often than switches of protocol do."""
+    if facts.irregularity < _NOISY or len(facts.kinks) < _MANY:
+        return None
+    told = f"times are {facts.irregularity:.0%} off the nearest curve that rises with the size, on average"
+    return "likely", 0.0, f"{told}, and {len(facts.kinks)} sizes are off the curve"
 
 
 def _collapsed(facts: Facts) -> Found:
@@ -352,6 +364,8 @@ RULES = (
     *LATENCY_RULES,
     Rule("protocol-switch", "algorithm or protocol changes at the wrong size", "sizes", _switches,
          "try NCCL_PROTO and NCCL_ALGO at these sizes; update NCCL or its tuner plugin"),
+    Rule("irregular", "irregular times (other traffic, lost packets, or busy hosts)", "sizes", _irregular,
+         "stop other jobs; bind processes to CPUs; look at counters of PFC pauses and link errors"),
     Rule("outlier", "single slow sizes", "sizes", _outliers,
          "repeat with more warm-up and iterations: -w 20 -n 100"),
 )  # fmt: skip

@@ -61,6 +61,7 @@ class Facts:
     - `nics_gb_per_s`: Rates of single NICs, from logs of perftest.
     - `launches_ratio`: Measured time of small messages over the time in which one process launches all GPUs
       of a node; None if the log states its processes, or the launch is unknown.
+    - `irregularity`: Mean relative distance of the times from the nearest curve that rises with the size.
     - `unaligned_bytes`: Bytes of a rank's part at the largest size, if NCCL cannot copy it in whole packs;
       otherwise 0.
     - `ll_ratio`: Measured over expected increase of the time, from small messages to the largest size at
@@ -99,6 +100,7 @@ class Facts:
     nics_gb_per_s: tuple[float, ...] = ()
     named_network: bool = True
     kinks: tuple[Kink, ...] = ()
+    irregularity: float = 0.0
     unaligned_bytes: int = 0
     launches_ratio: float | None = None
     ll_ratio: float | None = None

@@ -146,7 +146,8 @@ def _no_gdr(facts: Facts) -> Found:
     if ratio is None or ratio < BOUNCED_SMALL:
         if facts.nics_gb_per_s:
             return None
-        told = f"{share:.0%} of the NICs' rate; small messages, which are not slow, need no GPUDirect RDMA"
+        told = f"{share:.0%} of the NICs' rate"
+        told += "" if ratio is None else "; small messages, which are not slow, need no GPUDirect RDMA"
         return "possible", 0.3, told
     told = f"the NICs' rate ({share:.0%}) and small messages ({ratio:.2g} times as long) are both worse"
     return "possible", 0.2, told
