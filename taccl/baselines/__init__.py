@@ -23,8 +23,8 @@ from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.spread import built_within, keep_soonest, soonest_cut_us, soonest_so_far
-from taccl.baselines.table import BASELINES, are_pairs, row_of
+from taccl.baselines.spread import built_within, keep_soonest, soonest_so_far
+from taccl.baselines.table import BASELINES, are_pairs, row_of, soonest_us
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
 
@@ -63,7 +63,7 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     return found
 
 
-#: `_CUT_ANYWAY`: max transfers (0.2 s) for finer chunks even if `soonest_cut_us` is past the best finish.
+#: `_CUT_ANYWAY`: max transfers (0.2 s) for finer chunks even if `soonest_us` is past the best finish.
 #: `_CUT_TIMES`: max ratio of this estimate to the best finish; 461 cases finished at 0.35 of it or more.
 _CUT_ANYWAY, _CUT_TIMES = 2_000, 3.0
 
@@ -125,7 +125,7 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     for name in ranked if cut else ():
         whole = made[name]
         times = _CUT_TIMES if whole.num_transfers <= _CUT_ANYWAY else 1.0
-        if soonest_cut_us(whole) < times * fastest.finish_us:
+        if soonest_us(name, whole) < times * fastest.finish_us:
             finer = attempt(name, cut=True)
             fastest = fastest if finer is None or finer.finish >= fastest.finish else finer
     if not (cut and deadline.has_passed):

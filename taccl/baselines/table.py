@@ -16,7 +16,9 @@ from taccl.baselines.multiplying import MOST_TRANSFERS, multiplying
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
+from taccl.baselines.spread import soonest_cut_us, starts_of
 from taccl.baselines.tree import tree
+from taccl.schedule.combine import reduce_phase
 
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
@@ -45,6 +47,7 @@ class Baseline(NamedTuple):
       build.
     - `finer_chunks`: Collectives for which finer chunks usually help, on tori or several nodes: ``"root"``
       (those with a root), ``"all"`` (the others), ``"both"``, or empty for none.
+    - `spreads`: True if finer chunks of few ranks take links of all ranks of a node, unlike whole chunks.
     """
 
     make: Callable[..., Schedule]
@@ -59,6 +62,7 @@ class Baseline(NamedTuple):
     competes: bool = True
     names_contributions: bool = False
     finer_chunks: Literal["", "root", "all", "both"] = ""
+    spreads: bool = False
 
 
 TABLE: dict[str, Baseline] = {
@@ -68,7 +72,7 @@ TABLE: dict[str, Baseline] = {
     "swing": Baseline(swing, place=8, build_s=0.12),
     "bine": Baseline(bine, "bine trees", place=7, grid_place=-1, small_torus_place=-4, build_s=0.14),
     "bucket": Baseline(bucket, place=6, grid_place=-2, build_s=0.12, finer_chunks="all"),
-    "hierarchical": Baseline(hierarchical, place=2, build_s=0.45, finer_chunks="both"),
+    "hierarchical": Baseline(hierarchical, place=2, build_s=0.45, finer_chunks="both", spreads=True),
     "dimension-balanced": Baseline(dimension_balanced),
     "pairwise": Baseline(pairwise, turn=-1, place=3, pairs_place=1, build_s=0.1),
     "one-shot": Baseline(one_shot, turn=1, place=9, build_s=0.12, names_contributions=True),
@@ -100,6 +104,16 @@ def row_of(name: str) -> Baseline:
 def label_of(name: str) -> str:
     """Name of a baseline in pictures."""
     return row_of(name).label or name
+
+
+def soonest_us(name: str, whole: Schedule) -> float:
+    """Estimated earliest finish in us of a baseline in finer chunks, given its schedule in whole chunks."""
+    found, problem = soonest_cut_us(whole), whole.problem
+    copies = reduce_phase(problem) if problem.collective.combining else problem
+    has_few = len(set(starts_of(copies).tolist())) < problem.topology.num_ranks
+    return (
+        found / max(map(len, problem.topology.ranks_of_node)) if row_of(name).spreads and has_few else found
+    )
 
 
 #: Estimated max number of forms (variants) that a baseline builds; it keeps the best of them.

@@ -13,6 +13,7 @@ from taccl import baselines, collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline, best
+from taccl.baselines.table import soonest_us
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
@@ -259,6 +260,15 @@ def test_the_best_baseline_is_pipelined_where_that_pays():
     topology = fabrics.ring(3, alpha_us=0, bandwidth_gb_per_s=1)
     problem = make_problem(topology, collectives.broadcast(3), chunk_bytes=1 << 16)
     assert best(problem).finish < best(problem, cut=False).finish
+
+
+def test_finer_chunks_of_one_rank_are_expected_on_all_nics():
+    """A whole chunk crosses to each of 8 nodes over one NIC, and finer chunks over 8, unlike those of a tree."""
+    problem = make_problem(machines.h200(nodes=8), "broadcast", size_bytes=16 * 10**6)
+    soonest = {
+        name: soonest_us(name, baseline(name, problem, cut=False)) for name in ("hierarchical", "tree")
+    }
+    assert soonest["hierarchical"] < 80 and soonest["tree"] > 320  # 80 us are reached; a NIC takes 320 us
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,10 @@ from taccl.baselines.spread import (
     cut_chunks,
     may_merge,
     merging,
-    soonest_cut_us,
     soonest_so_far,
     sums_everywhere,
 )
-from taccl.baselines.table import TABLE, row_of
+from taccl.baselines.table import TABLE, row_of, soonest_us
 from taccl.baselines.tree_mixes import soonest_plan
 from taccl.errors import InputError
 from taccl.problem.chunks import RankSets
@@ -130,15 +129,15 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             factor * row_of(name).build_s > most_s and not (kind == "root" and name in usual),
             name not in usual,
             # A whole chunk of one rank takes one of many paths, unlike finer ones.
-            0.0 if kind == "root" and name in usual else soonest_cut_us(whole),
+            0.0 if kind == "root" and name in usual else soonest_us(name, whole),
             name,
         )
         for name, whole in made_of(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
     late: list[str] = []
-    for _, _, soonest_us, name in sorted(few):
-        if soonest_us >= finish_us:
+    for _, _, least_us, name in sorted(few):
+        if least_us >= finish_us:
             continue
         if until.has_passed:
             late.append(name)
