@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from taccl.topology.named import NamedFabric
 
 #: Share of the time left for `taccl.prices`: bounds with and without the sketch, and for divisible chunks.
-#: The rest of the time limit is for the bound with sums in switches.
-_PRICES_SHARE = 0.75
+#: `_PRICES_SHARE`: if the rest of the time limit is for the bound with sums in switches.
+#: `_ONLY_PRICES`: if sums in switches cannot help, so that only the answer remains to be printed.
+_PRICES_SHARE, _ONLY_PRICES = 0.75, 0.95
 #: Min seconds for `taccl.prices`, as loading modules may use up the time limit on a busy machine.
 #: If loading alone exceeds the limit, the minimum is lower by the excess:
 #: `_LEAST_PRICES_S`: minimum if the limit was not exceeded.
@@ -141,8 +142,9 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     left_s = options.deadline.left_s
     late_s = max(0.0, time.monotonic() - options.deadline.at_s)
     least_s = max(_LATE_PRICES_S, _LEAST_PRICES_S - late_s)
+    share = _PRICES_SHARE if _may_sum_in_switches(problem) else _ONLY_PRICES
     with ended_by_ctrl_c(options.deadline, _SO_FAR):
-        prices = taccl.prices(problem, time_limit_s=max(least_s, _PRICES_SHARE * left_s))
+        prices = taccl.prices(problem, time_limit_s=max(least_s, share * left_s))
         in_switches = _in_switches(problem, max(LEAST_S, options.deadline.left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}{under_sketch(problem)}; {whole}"
@@ -176,13 +178,15 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     return Answer(text, figures, complaint), bound
 
 
-def _in_switches(problem: Problem, left_s: float) -> Certificate | None:
-    """Bound with sums in switches; None if it is not found in time.
-
-    Also None unless several ranks need a sum of several contributions: otherwise, such sums do not help.
-    """
+def _may_sum_in_switches(problem: Problem) -> bool:
+    """True if several ranks need a sum of several contributions; otherwise, sums in switches do not help."""
     chunks = problem.collective.chunks if problem.collective.combining else ()
-    if any(min(len(each.origins), len(each.destinations)) > 1 for each in chunks):
+    return any(min(len(each.origins), len(each.destinations)) > 1 for each in chunks)
+
+
+def _in_switches(problem: Problem, left_s: float) -> Certificate | None:
+    """Bound with sums in switches; None if they cannot help, or it is not found in time."""
+    if _may_sum_in_switches(problem):
         with suppress(OutOfTime):
             return taccl.lower_bound(problem, in_network=True, budget_s=left_s, limit_s=left_s, end_s=left_s)
     return None
