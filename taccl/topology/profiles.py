@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl._internal.units import format_count
 from taccl.errors import TopologyError
-from taccl.topology.models import MODELS, Model, Rate
+from taccl.topology.models import MODELS, Model, Rate, RcclFit
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
@@ -174,35 +174,43 @@ def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) ->
     )
 
 
+def _of_nccl(nominal: Profile, model: Model) -> Profile:
+    """Profile of NCCL, by the tables in its source code."""
+    costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
+    if model.pcie is not None:
+        said, rates = f"PCIe {model.pcie.version}: {SOURCE}", Fraction(model.pcie.nccl_gb_per_s)
+        hops = zip(PROTOCOLS, PCIE_HOPS_US["ring"], strict=True)
+        costs = {each.name: (each.ring_base_us, hop, each.bandwidth_share) for each, hop in hops}
+    else:
+        rate = NVLINK_GB_PER_S[model.generation]
+        joined = sum(count for pair, count in model.shape.pairs.items() if 0 in pair) or 1
+        rates = Fraction(model.num_nvlinks, joined) * Fraction(rate)
+        said = f"{format_count(model.num_nvlinks // joined, 'NVLink')} of {rate} GB/s: {SOURCE}"
+    most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[model.generation]), SOURCE)
+    is_old = model.generation == "Volta" and model.pcie is None
+    launch_us, launch_of = (VOLTA_LAUNCH_US, VOLTA_LAUNCH_SOURCE) if is_old else (LAUNCH_US, LAUNCH)
+    launch = Constant("launch_us", Fraction(str(launch_us)), launch_of)
+    return _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most, model.generation)
+
+
+def _of_rccl(nominal: Profile, fit: RcclFit) -> Profile:
+    """Profile of RCCL, by a fit to published logs."""
+    source = f"taccl fit of published rccl-tests logs of one node: {fit.logs}"
+    launch = Constant("launch_us", Fraction(fit.launch_us), source)
+    return _by_protocol(nominal, "rccl", launch, Fraction(fit.gb_per_s), source, fit.protocols, source)
+
+
 def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
     """Profiles of a machine; the first, its default, is TACCL's, else NCCL's or RCCL's, else nominal."""
     nominal = _nominal(machine, model.links, model.nic)
-    if model.published is not None:
-        of_library = profiles_of(machine, model._replace(published=None))[0]
-        return _published(machine, *model.published), nominal, of_library
+    found = [nominal]
     if model.num_nvlinks or model.pcie is not None:
-        costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
-        if model.pcie is not None:
-            said, rates = f"PCIe {model.pcie.version}: {SOURCE}", Fraction(model.pcie.nccl_gb_per_s)
-            hops = zip(PROTOCOLS, PCIE_HOPS_US["ring"], strict=True)
-            costs = {each.name: (each.ring_base_us, hop, each.bandwidth_share) for each, hop in hops}
-        else:
-            rate = NVLINK_GB_PER_S[model.generation]
-            joined = sum(count for pair, count in model.shape.pairs.items() if 0 in pair) or 1
-            rates = Fraction(model.num_nvlinks, joined) * Fraction(rate)
-            said = f"{format_count(model.num_nvlinks // joined, 'NVLink')} of {rate} GB/s: {SOURCE}"
-        most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[model.generation]), SOURCE)
-        is_old = model.generation == "Volta" and model.pcie is None
-        launch_us, launch_of = (VOLTA_LAUNCH_US, VOLTA_LAUNCH_SOURCE) if is_old else (LAUNCH_US, LAUNCH)
-        launch = Constant("launch_us", Fraction(str(launch_us)), launch_of)
-        of_library = _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most, model.generation)
-        return of_library, nominal
-    if model.rccl is None:  # the costs of libraries are unknown
-        return (nominal,)
-    source = f"taccl fit of published rccl-tests logs of one node: {model.rccl.logs}"
-    launch = Constant("launch_us", Fraction(model.rccl.launch_us), source)
-    rates = Fraction(model.rccl.gb_per_s)
-    return _by_protocol(nominal, "rccl", launch, rates, source, model.rccl.protocols, source), nominal
+        found = [_of_nccl(nominal, model), nominal]
+    elif model.rccl is not None:
+        found = [_of_rccl(nominal, model.rccl), nominal]
+    if model.published is None:
+        return tuple(found)
+    return _published(machine, *model.published), *reversed(found)
 
 
 PROFILES: dict[str, tuple[Profile, ...]] = {name: profiles_of(name, each) for name, each in MODELS.items()}
