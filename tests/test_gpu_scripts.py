@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taccl.program.runtimes import RUNTIMES
+from taccl.runtimes.table import RUNTIMES
 from tests.pytorch import needs_torch, started
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,7 @@ from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
 from taccl.problem.making import make_problem, merged
 from taccl.problem.problem import Problem
-from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
+from taccl.program.limits import IN_BOTH_PLACES, USUALLY_IN_PLACE
 from taccl.runtimes.registry import runtime_named, usual_runtimes
 from taccl.sketch.apply import apply
 from taccl.synthesis.options import called, raising_errors_of_callbacks

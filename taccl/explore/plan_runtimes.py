@@ -21,9 +21,9 @@ from taccl.problem.collective import Collective
 from taccl.problem.collectives import allgather
 from taccl.problem.making import make_problem
 from taccl.program.interpret import interpret
+from taccl.program.limits import MAX_PEERS
 from taccl.program.lower import channel_by_distance, lower
 from taccl.program.program import Program
-from taccl.program.runtimes import MAX_PEERS
 from taccl.program.split import split_threadblocks
 from taccl.runtimes.runtime import Runtime, ServedSizes
 from taccl.schedule.schedule import Schedule

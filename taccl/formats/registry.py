@@ -18,8 +18,8 @@ from taccl.formats.detection import format_of_content, readable, writable
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.program_kind import note_of_multiples
 from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
+from taccl.program.limits import USUALLY_IN_PLACE
 from taccl.program.program import Program
-from taccl.program.runtimes import USUALLY_IN_PLACE
 from taccl.sketch.upstream import load_upstream_topology
 from taccl.synthesis.result import Result
 from taccl.topology.files import load_topology as load_own_topology

@@ -7,8 +7,8 @@ from itertools import accumulate
 from math import ceil, log2
 
 from taccl._internal.arguments import Count, checked
+from taccl.program.limits import MAX_DEPENDED_ID, MAX_ELEMENTS
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
-from taccl.program.runtimes import MAX_DEPENDED_ID, MAX_ELEMENTS
 from taccl.program.split import weight
 from taccl.runtimes.table import RUNTIMES
 from taccl.topology.tuning import CHANNEL_GB_PER_S

@@ -16,8 +16,9 @@ from taccl.explore.plan_files import save_plan
 from taccl.explore.plan_runtimes import coverage_text, serving_counts, under_protocols_of
 from taccl.formats.mscclpp.executor import verify_plan
 from taccl.formats.mscclpp.registration import unit_bytes
-from taccl.program.runtimes import RUNTIMES, runtime_named, usual_runtimes
 from taccl.runtimes import ServedSizes
+from taccl.runtimes.registry import runtime_named, usual_runtimes
+from taccl.runtimes.table import RUNTIMES
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from tests.effort import brief_plan

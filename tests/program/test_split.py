@@ -8,8 +8,8 @@ from taccl.errors import ExportError, InputError
 from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
 from taccl.program.interpret import interpret
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
-from taccl.program.runtimes import RUNTIMES
 from taccl.program.split import split_threadblocks, weight
+from taccl.runtimes.table import RUNTIMES
 from tests.program.examples import program_of
 
 

@@ -8,7 +8,7 @@ import taccl
 from taccl.baselines.nccl import nccl_bounded, nccl_choices
 from taccl.errors import TopologyError
 from taccl.explore.plan_runtimes import under_launch
-from taccl.program.runtimes import RUNTIMES
+from taccl.runtimes.table import RUNTIMES
 from taccl.topology.profiles import profile_of
 
 pytestmark = pytest.mark.slow

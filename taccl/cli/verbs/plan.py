@@ -76,8 +76,8 @@ def run(options: Namespace) -> Answer:
     from taccl._internal.reading import parse_json, read_text
     from taccl.explore.plan_files import check_folder
     from taccl.explore.plan_search import finishing_time
+    from taccl.program.limits import IN_BOTH_PLACES
     from taccl.program.program import PROTOCOLS
-    from taccl.program.runtimes import IN_BOTH_PLACES
 
     if options.output is not None:
         check_folder(options.output, overwrite=options.overwrite)

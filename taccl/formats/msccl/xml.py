@@ -26,6 +26,7 @@ from taccl.formats.program_kind import ProgramKind, collective_of, kind_of, size
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.problem.collective import Collective
 from taccl.program.checks import NO_LIMIT, check_ends, check_steps, parcels_of
+from taccl.program.limits import MAX_ATTRIBUTES, MAX_COUNT, MAX_NAME, MAX_VALUE, excesses
 from taccl.program.program import (
     OPERATIONS,
     PROTOCOLS,
@@ -36,7 +37,6 @@ from taccl.program.program import (
     StepAddress,
     Threadblock,
 )
-from taccl.program.runtimes import MAX_ATTRIBUTES, MAX_COUNT, MAX_NAME, MAX_VALUE, excesses
 from taccl.program.split import split_threadblocks, weight
 from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.runtime import Runtime

@@ -9,10 +9,7 @@ from typing import NamedTuple
 
 from taccl.program.program import Program
 from taccl.program.split import weight
-from taccl.runtimes.registry import runtime_named as runtime_named
-from taccl.runtimes.registry import usual_runtimes as usual_runtimes
-from taccl.runtimes.runtime import Runtime as Runtime
-from taccl.runtimes.table import RUNTIMES as RUNTIMES
+from taccl.runtimes.runtime import Runtime
 
 #: Limits of the parsers and kernels of MSCCL XML.
 #: `MAX_DEPENDED_ID`: max number (id) of a threadblock that a step waits for.
