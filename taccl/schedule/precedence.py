@@ -106,8 +106,8 @@ class Precedence:
         self.problem, self.own, self._places, self.impose = problem, own, places, impose
         check_indices(own, chunk, link)
         _, first, send = np.unique(group, return_index=True, return_inverse=True)
-        timed = [] if end is None else [("start", start), ("end", end)]
-        for name, column in (("link", link), ("reduce", reduce), *timed):
+        alike = {"link": link, "reduce": reduce} | ({} if end is None else {"start": start, "end": end})
+        for name, column in alike.items():
             odd = np.flatnonzero(column != column[first][send])
             if len(odd):
                 raise _wrong(
@@ -115,30 +115,14 @@ class Precedence:
                     "end, and one kind (copy or reduce)"
                 )
         self._columns: dict[str, Any] = {
-            "chunk": chunk,
-            "link": link,
-            "reduce": reduce,
-            "contributions": contributions,
-        }
+            "chunk": chunk, "link": link, "reduce": reduce, "contributions": contributions
+        }  # fmt: skip
         self.num_sends = self.num_events = len(first)
         self.link: list[int] = link[first].tolist()
         self.chunk: list[int] = chunk.tolist()
         self.reduce: list[bool] = reduce.tolist()
         self.send: list[int] = send.tolist()
-        self.units, self.own_units = np.zeros((2, self.num_sends), dtype=np.int64)
-        np.add.at(self.units, send, problem.costs.chunk_units[chunk])
-        np.add.at(self.own_units, send, own.costs.chunk_units[chunk])
-        duration, own_duration = (
-            p.costs.link_alpha[link[first]] + units * p.costs.link_beta[link[first]]
-            for p, units in ((problem, self.units), (own, self.own_units))
-        )
-        latest = np.full(self.num_sends, np.iinfo(np.int64).min)
-        np.maximum.at(latest, send, start)
-        ends = end[first] if end is not None else latest if places else latest + own_duration
-        self._durations, self._starts, self._ends = duration, latest, np.asarray(ends, np.int64)
-        self.duration: list[int] = duration.tolist()
-        self.start: list[int] = latest.tolist()
-        self.end: list[int] = ends.tolist()
+        self._set_times(chunk, link[first], send, start, None if end is None else end[first])
         self._blocks: list[Sequence[Ints]] = []
         self._single: list[tuple[int, ...]] = []
         self.held = self._held()
@@ -153,6 +137,29 @@ class Precedence:
         add_releases(self)
         single = np.array(self._single, dtype=np.int64).reshape(-1, len(WaitColumns._fields))
         self.waits = WaitColumns(*map(np.concatenate, zip(*self._blocks, single.T, strict=True)))
+
+    def _set_times(
+        self, chunk: NDArray[np.integer], link: NDArray[np.integer], send: Ints, start: Ints, end: Ints | None
+    ) -> None:
+        """Set the units, the duration, and the given start and end of each send.
+
+        - `chunk`, `send`, `start`, (num_transfers,): Columns of the transfers.
+        - `link`, `end`, (num_sends,): Columns of the sends; None for ends that follow from durations.
+        """
+        self.units, self.own_units = np.zeros((2, self.num_sends), dtype=np.int64)
+        np.add.at(self.units, send, self.problem.costs.chunk_units[chunk])
+        np.add.at(self.own_units, send, self.own.costs.chunk_units[chunk])
+        duration, own_duration = (
+            problem.costs.link_alpha[link] + units * problem.costs.link_beta[link]
+            for problem, units in ((self.problem, self.units), (self.own, self.own_units))
+        )
+        latest = np.full(self.num_sends, np.iinfo(np.int64).min)
+        np.maximum.at(latest, send, start)
+        ends = end if end is not None else latest if self._places else latest + own_duration
+        self._durations, self._starts, self._ends = duration, latest, np.asarray(ends, np.int64)
+        self.duration: list[int] = duration.tolist()
+        self.start: list[int] = latest.tolist()
+        self.end: list[int] = ends.tolist()
 
     @cached_property
     def transfers(self) -> list[list[int]]:
