@@ -13,6 +13,7 @@ from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.moves import least_transfers
 from taccl.baselines.multiplying import MOST_TRANSFERS, multiplying
+from taccl.baselines.rails import estimated_us
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers

@@ -268,7 +268,7 @@ def test_finer_chunks_of_one_rank_are_expected_on_all_nics():
     soonest = {
         name: soonest_us(name, baseline(name, problem, cut=False)) for name in ("hierarchical", "tree")
     }
-    assert soonest["hierarchical"] < 80 and soonest["tree"] > 320  # 80 us are reached; a NIC takes 320 us
+    assert soonest["hierarchical"] < 90 and soonest["tree"] > 320  # 80 us are reached; a NIC takes 320 us
 
 
 @pytest.mark.parametrize(
