@@ -178,7 +178,7 @@ def lower_bound(
     except OutOfTime:
         if divisible and not claims:
             claims.append(_latency(problem, divisible=True, in_network=in_network))
-        if divisible and max(claims, key=lambda claim: claim.ticks).kind == "latency":
+        if divisible and max(claims, key=lambda claim: claim.ticks).kind in ("latency", "none"):
             claims += _late_border(problem, in_network=in_network)
         if not claims:
             raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from taccl._internal.arguments import Duration, checked
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_gap, format_us
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant, OfPrices, by_its_prices
@@ -35,10 +35,10 @@ _LARGER = 1.5
 _MOST_MOVES = 100_000_000
 #: Max chunks of a problem whose own prices are evaluated over all chunkings (about 0.4 s of CPU).
 _MOST_PRICED = 50_000
-#: `_BOUND_S_PER_MOVE`: approximate seconds for more than the first cuts, per chunk-link pair.
+#: `_LEAST_END_S`: min CPU seconds of the search before a hard limit; with less time, only cuts are evaluated.
 #: `_CUT_S_PER_MOVE`: approximate seconds for cuts around nodes and ranks, per chunk-link pair.
 #: `_CUT_S`: seconds that cuts around nodes and ranks may take, however small the budget is.
-_BOUND_S_PER_MOVE, _CUT_S_PER_MOVE, _CUT_S = 4e-9, 4e-10, 0.7
+_LEAST_END_S, _CUT_S_PER_MOVE, _CUT_S = 0.3, 4e-10, 0.7
 #: Min relative difference at which the bounds for the problem's chunks and over all chunkings are both shown.
 _LEAST_DIFFERENCE = Fraction(1, 100)
 #: Key of bounds over all chunkings in a problem's cache; the value maps `in_network` to a bound.
@@ -67,11 +67,12 @@ def bound_over_all_chunkings(
     if known is None or (budget_s is not None and known.used_s * _LARGER < budget_s):
         budget_s = _BUDGET_S if budget_s is None else budget_s
         end_s = min(most_s, math.inf if moves <= _BRIEF_MOVES else _END_TIMES * budget_s)
-        is_hurried = moves * _BOUND_S_PER_MOVE > end_s
-        if is_large or is_hurried:
+        if is_large:
             budget_s, end_s = 0.0, max(_CUT_S, end_s)
             if moves * _CUT_S_PER_MOVE > end_s:
                 return None
+        elif end_s < busy_factor() * _LEAST_END_S:  # more than cuts would be begun in vain
+            end_s = 0.0
         end = Deadline.after(end_s) if end_s < math.inf else NEVER
         unpadded, share = _unpadded_by(end, problem)
         try:
