@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
+from itertools import compress, starmap
+from operator import ne
 from typing import Any, TypeVar
 
 from taccl._internal.arguments import checked_as, known_index
@@ -148,21 +150,16 @@ class Topology:
     @cached_property
     def nodes_of_link(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
         """Nodes of every link's sources, and of its destinations."""
-        known: dict[tuple[int, ...], frozenset[int]] = {}  # cache: most links end at single ranks
-
-        def nodes(ranks: tuple[int, ...]) -> frozenset[int]:
-            if ranks not in known:
-                known[ranks] = frozenset(self.node_of_rank[rank] for rank in ranks)
-            return known[ranks]
-
-        return tuple((nodes(link.srcs), nodes(link.dsts)) for link in self.links)
+        srcs, dsts = map(tuple, columns_of(self.links, 0, 1))
+        nodes = {ranks: frozenset(map(self.node_of_rank.__getitem__, ranks)) for ranks in {*srcs, *dsts}}
+        return tuple(zip(map(nodes.__getitem__, srcs), map(nodes.__getitem__, dsts), strict=True))
 
     @cached_property
     def internode_links(self) -> tuple[int, ...]:
         """Indices of the links between nodes."""
         if self.num_nodes == 1:
             return ()
-        return tuple(link for link, (srcs, dsts) in enumerate(self.nodes_of_link) if srcs != dsts)
+        return tuple(compress(range(len(self.links)), starmap(ne, self.nodes_of_link)))
 
     def changed(self, **values: Any) -> Topology:
         """Topology with other values of some fields, without checks."""
