@@ -74,6 +74,8 @@ _FIELDS = {
 
 #: Number of leading characters of a text in which patterns are searched.
 _HEAD_CHARACTERS = 1 << 16
+#: Min number of escaped tabs in a text without tabs that stand for tabs; a path on Windows has fewer.
+_FEWEST_TABS = 8
 #: Quote prefixes (``>``), code fences and colours to remove; line breaks stay, to keep line numbers right.
 _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$|\x1b\[[0-9;]*m", re.MULTILINE)
 
@@ -175,11 +177,14 @@ def kinds_in(data: dict[str, Any]) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """Text without quotation marks of mails, code fences, colours, HTML and common indentation.
+    r"""Text without quotation marks of mails, code fences, colours, HTML and common indentation.
 
-    Line breaks become those of Unix, and no-break spaces of web pages become spaces. Line numbers are kept,
-    unless HTML has several lines on one.
+    Line breaks become those of Unix, and no-break spaces of web pages become spaces. Tabs and line breaks
+    that a program printed as ``\t`` and ``\n`` become such. Line numbers are kept, unless HTML or such a text
+    has several lines on one.
     """
+    if "\t" not in text and text.count("\\t") >= _FEWEST_TABS:
+        text = text.replace("\\n", "\n").replace("\\t", "\t")
     return without_quotes(without_markup(text.replace("\r\n", "\n")))
 
 

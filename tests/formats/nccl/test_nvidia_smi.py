@@ -526,6 +526,15 @@ def test_one_affinity_of_all_gpus_does_not_contradict_cells(tmp_path):
     assert any("NIC0: 3; NIC1: 0, 1, 2" in note for note in topology.notes)
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\\n"])
+def test_tabs_that_a_program_escaped_are_tabs(tmp_path, line_break):
+    """A matrix in which tabs, or tabs and line breaks, are escaped, as in the text of a JSON record, is read."""
+    path = _write(tmp_path, *_equal("NV4", 3), columns=_gpus(3))
+    plain = load_quietly(path)
+    path.write_text(path.read_text().replace("\t", "\\t").replace("\n", line_break))
+    assert load_quietly(path).links == plain.links
+
+
 def test_no_break_spaces_of_web_pages_are_spaces(tmp_path):
     """Cells and legends of a matrix that was copied from a web page are read."""
     path = _write(
