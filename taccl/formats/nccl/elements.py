@@ -114,6 +114,8 @@ class System:
     - `unsaid`: Arguments of `PcieServer.add_device` for devices whose PCIe rate the file lacks.
     - `bridges`: Bridges for which the file states an implausibly low rate, as (device, parent, name).
     - `loose`: NICs outside PCIe devices, as (element, name, CPU).
+    - `links`: Direct links between PCIe switches, as (switch, bus id of another).
+    - `fused` (mapping of str to str): {bus id of an inner level of a switch: the switch}.
     - `cards` (mapping of str to str): {bus id without PCI function: first NIC with that bus id}. All
       functions of a NIC share one PCIe link, as in NCCL.
     - `num_hosts`: Number of hosts in the file.
@@ -134,6 +136,8 @@ class System:
     bridges: list[tuple[str, str, str]] = field(default_factory=list)
     cards: dict[str, str] = field(default_factory=dict)
     loose: list[tuple[XmlElement, str, str]] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
+    fused: dict[str, str] = field(default_factory=dict)
     num_hosts: int = 1
     host: str = ""
 
@@ -174,6 +178,8 @@ class System:
                             self._add_nic(net, part, _net_name(net), slot_beta)
                     else:  # a member of a merged NIC, which NCCL does not use on its own
                         self.assumed["NICs that NCCL and RCCL do not use as such (net=0) are left out"] += 1
+            elif child.tag == "pcilink" and part in self.server.devices:
+                self.links.append((part, self.host + child.attributes.get("target", "").strip().lower()))
             elif child.tag != "gpu":
                 self.passed.add(child.tag)
 
@@ -195,6 +201,7 @@ class System:
         beta, is_said = (self.given.pcie_beta, True) if self.given.pcie_beta else self._pcie_beta(pci)
         if kind == _SWITCH and broadcom and _broadcom_generation(pci, 1) == broadcom:
             self.assumed["the two levels of a PCIe switch of Broadcom are one switch, as in NCCL"] += 1
+            self.fused[busid] = parent
             self._below(pci, parent, beta)
             return
         if kind == _NIC:
@@ -367,6 +374,12 @@ class System:
                 f"found no GPU{lacking}; expected devices of class 0x03...; name them by bus id: gpus=[...], "
                 "and NICs by nics=[...]"
             )
+        for start, busid in self.links:
+            end = self.fused.get(busid, busid)
+            if end in self.server.devices and end != start:  # without a limit, as in NCCL
+                for one, other in ((start, end), (end, start)):
+                    limit = f"PCIe from {one} to {other}", None, "send"
+                    self.server.tree.add_edge(one, other, limit=limit)
         self._settle_pcie()
         if self.unknown:
             self.assumed[f"{len(self.unknown)} devices without a class are left out ({names})"] += 1

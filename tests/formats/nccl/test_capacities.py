@@ -498,6 +498,20 @@ def _two_levels(vendor, device, outer, inner):
     return pci("01", "0x060400", below, outer)
 
 
+@pytest.mark.parametrize(("linked", "node"), [(False, 24), (True, 48)])
+def test_links_between_switches_avoid_the_cpu(tmp_path, linked, node):
+    """Two GPUs reach two NICs below another PCIe switch: over the CPU at 24 GB/s, or over a direct link at 48."""
+    inner = _two_levels("0x10b5", "0x9797", "0x1", "0x1")
+    for busid, other in (("02", "03"), ("03", "02")):
+        start = inner.index("<pci", inner.index(f'busid="0000:{busid}:00.0"'))
+        link = f'<pcilink target="0000:{other}:00.0"/>' if linked else ""
+        inner = f"{inner[:start]}{link}{inner[start:]}"
+    switches = inner[inner.index("<pci", 1) : -len("</pci>")]  # without the outer switch
+    topology = load_quietly(write_dump(tmp_path, switches), nodes=2)
+    assert _counted(topology)[:2] == pytest.approx((node, 24))
+    assert not any("ignored elements" in each for each in topology.assumed)
+
+
 @pytest.mark.parametrize(
     ("ids", "node"),
     [
