@@ -260,8 +260,8 @@ def _add_tree(
     inner = [group for group in matrix.groups(ONE_SWITCH) if len(group) > 1 and group not in outer]
     if inner:
         server.assumed.append(
-            "devices that PIX joins, below a switch that PXB shows, have a PCIe switch of their own and share "
-            "its link; a switch of Broadcom looks alike, without that link (NCCL_TOPO_DUMP_FILE tells)"
+            "devices that PIX joins, below a switch that PXB shows, share a PCIe switch and "
+            "its link up; a switch of Broadcom looks alike, without that link (NCCL_TOPO_DUMP_FILE tells)"
         )
     for number, group in enumerate(group for group in (*outer, *inner) if len(group) > 1):
         name, parent = f"PCIe switch {number}", above[next(iter(group))]
