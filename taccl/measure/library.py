@@ -409,17 +409,16 @@ class Run:
             return tuning.PAIR_LL_BYTES, np.inf
         num, most = 2 * self.num_channels, 2 * costs.num_links
         is_between = costs.is_before(*until) and not costs.is_before(*since)
-        each = pair_channels(
-            num, most, self.num_ranks, message, tuning.PAIR_SIZES["ll" if is_between else "node"]
-        )
+        sizes = tuning.PAIR_SIZES["ll" if is_between else "node"]
+        each = pair_channels(num, most, self.num_ranks, message, sizes)
         rate = each * tuning.PAIR_LL_CHANNEL.get(costs.generation, np.inf)
         channels = min(power_above(most), power_above(num)) if is_between else 1
         return tuning.PAIR_LL_BYTES * channels, rate
 
     def _network_channels(self, message: Floats) -> Floats:
         """Number of channels that carry a message to a rank on another node."""
-        num, most = 2 * self.num_channels, self.message_channels
-        return pair_channels(num, most, self.num_ranks, message, tuning.PAIR_SIZES["network"])
+        sizes, most = tuning.PAIR_SIZES["network"], self.message_channels
+        return pair_channels(2 * self.num_channels, most, self.num_ranks, message, sizes)
 
     def _network_pipeline(self, message: Floats) -> tuple[Floats | float, Floats | float]:
         """(GB/s of a message to a rank on another node, us until its first chunks have arrived)."""
@@ -438,13 +437,12 @@ class Run:
             rate, fill_us = self._pair_pipeline(self.size, 1, self.node * self.costs.pair_rates.one)
             return self.size / 1000 / rate, fill_us, 0.0
         rate, fill_us = self._network_pipeline(self.size)
-        return self.size / 1000 / rate, fill_us, self.network_us(_SIMPLE, "ring", model=False)
+        is_flushed = self.costs.generation not in tuning.WITHOUT_FLUSH
+        us = self.network_us(_SIMPLE, "ring", model=False) if is_flushed else self._posts_to_us(1)
+        return self.size / 1000 / rate, fill_us, us
 
     def _exchange(self) -> tuple[Floats, Floats | float, float]:
-        """(us over the wire, us to fill the pipeline, us between nodes), if all pairs exchange messages.
-
-        Hosts post the messages to other nodes one after another.
-        """
+        """(us over the wire, us to fill the pipeline, us between nodes), if all pairs exchange messages."""
         costs, n, g = self.costs, self.num_ranks, self.per_node
         rate, fill_us = self._pair_pipeline(self.size / n, g - 1, self.node * costs.pair_rates.all)
         outside, peers = self.nic / min(g, costs.ranks_per_nic), n - g
@@ -452,10 +450,13 @@ class Run:
             each = self._network_channels(self.size / n)
             fill_us = filling_us(self.size / n, each, outside / peers, tuning.PAIR_SIZES["network"])
         wire_us = self.size / 1000 / n * np.maximum((g - 1) / rate, peers / outside if peers else 0.0)
-        post_us = (
-            PROTOCOLS[0].ring_network_us + tuning.NET_POST_US["Intel"] + costs.network.hop_us / max(peers, 1)
-        )
-        return wire_us, fill_us, peers * post_us * costs.network_latency
+        return wire_us, fill_us, self._posts_to_us(peers)
+
+    def _posts_to_us(self, peers: int) -> float:
+        """Latency in us of messages to ranks of other nodes, which a host posts one after another."""
+        hop_us = self.costs.network.hop_us if peers else 0.0
+        posts_us = peers * (PROTOCOLS[0].ring_network_us + tuning.NET_POST_US["Intel"])
+        return float((posts_us + hop_us) * self.costs.network_latency)
 
     def _pairs(self) -> Iterator[Candidate]:
         """Yield times of messages between pairs of ranks."""

@@ -215,6 +215,9 @@ PAIR_SIZES = {
     "ll": PairSizes(32 << 10, 8 << 10, 2 << 20),
     "network": PairSizes(128 << 10, 64 << 10, 128 << 10, ((1 << 20, 2), (128 << 10, 4))),
 }
+#: GPU generations whose messages between nodes need no flush.
+#: Source: ``ncclTopoNeedFlush`` of ``src/graph/paths.cc``.
+WITHOUT_FLUSH = ("Hopper", "Blackwell")
 #: `PAIR_CHANNEL_NETWORK_GB_PER_S`: GB/s of a channel between nodes, by which NCCL chooses their number.
 #: Source: ``src/graph/paths.cc``, since NCCL 2.29.
 #: Published: 14.5 to 15.2 with one channel on 16 to 64 nodes of B200 and 10 of H100, 26 with two.
