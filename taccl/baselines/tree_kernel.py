@@ -138,10 +138,14 @@ def _is_open(grid: Grid, cores: Cores, shares: Shares, i: int) -> bool:
 
 @inner
 def _busy_us(grid: Grid, count: Ints, c: int, k: int, clashes: bool) -> float:
-    """Time in us of a step over links of one class; with `clashes`, alpha more if they add and also copy."""
-    adds, copies = count[0, c, k], count[1, c, k]
+    """Time in us of a step over links of one class; with `clashes`, alpha more if they add and also copy.
+
+    A message of several steps takes equally long in each.
+    """
+    span = grid.span[c]
+    adds, copies = count[0, c, k - k % span], count[1, c, k - k % span + span - 1]
     both = grid.alpha[c] if clashes and adds > 0 and copies > 0 else 0.0
-    return float(grid.alpha[c] + both + (adds + copies) * grid.beta[c])
+    return float((grid.alpha[c] + both + (adds + copies) * grid.beta[c]) / span)
 
 
 @inner
@@ -163,9 +167,17 @@ def _smoothed(grid: Grid, count: Ints, sharp: float, clashes: bool, weight: Floa
             weight[0, c, k] = math.exp(sharp * (weight[0, c, k] - most))
             weights += weight[0, c, k]
         for c in range(num_classes):
-            weight[0, c, k] /= weights
-            weight[1, c, k] = weight[0, c, k]
+            weight[1, c, k] = weight[0, c, k] / weights
         total += most + math.log(weights) / sharp
+    for c in range(num_classes):
+        span = grid.span[c]
+        for k in range(num_steps):
+            weight[0, c, k] = 0.0
+        for k in range(num_steps):
+            for i in range(k - k % span, k - k % span + span):
+                weight[0, c, i] += weight[1, c, k] / span
+        for k in range(num_steps):
+            weight[1, c, k] = weight[0, c, k]
     return total
 
 
@@ -177,17 +189,19 @@ def _set_prices(
     count = shares.sends
     _, num_classes, num_steps = count.shape
     for c in range(num_classes):
-        alone = math.expm1(min(sharp * grid.beta[c], 500.0))
-        first = math.expm1(min(sharp * (grid.alpha[c] + grid.beta[c]), 500.0))
+        span = grid.span[c]
+        alone = math.expm1(min(sharp * grid.beta[c] / span, 500.0))
+        first = math.expm1(min(sharp * (grid.alpha[c] + grid.beta[c]) / span, 500.0))
         for k in range(num_steps):
             for half in range(2):
-                takes_alpha = drifts or (clashes and count[1 - half, c, k] > 0)
+                other = min(k + span - 1, num_steps - 1) if half == 0 else max(k + 1 - span, 0)
+                takes_alpha = drifts or (clashes and count[1 - half, c, other] > 0)
                 rise = weight[half, c, k] * (first if takes_alpha and count[half, c, k] == 0 else alone)
                 if rise > _SMALL:
                     rise = math.log1p(rise)
                 at = k if half == 0 else num_steps - 1 - k
-                price[half, c, at] = rise / sharp + _LEAST_PRICE * grid.beta[c]
-                if shares.closed[half, c, k] and not drifts:
+                price[half, c, at] = rise / sharp * span + _LEAST_PRICE * grid.beta[c]
+                if at % span > 0 or (shares.closed[half, c, k] and not drifts):
                     price[half, c, at] = np.inf
 
 
@@ -231,8 +245,9 @@ def _renew(grid: Grid, half: int, way: Ints, v: int, due: int, room: Room) -> No
             continue
         given = room.sent[side[u], u]
         if way[v] < 0:
+            span = grid.span[grid.kind[half, u, way[u]]]
             for k in range(due + 1):
-                cost[k] += given[k]
+                cost[k] += given[max(0, k + 1 - span)]
         else:
             before = room.before[half, grid.kind[half, u, way[u]], grid.kind[half, v, way[v]]]
             for k in range(due):
@@ -275,7 +290,10 @@ def _time(grid: Grid, half: int, way: Ints, due: int, room: Room) -> None:
             step[v] = due
             continue
         u, c, least, latest = grid.near[v, way[v]], grid.kind[half, v, way[v]], np.inf, -1
-        end = step[u] if way[u] < 0 else room.before[half, c, grid.kind[half, u, way[u]], step[u]]
+        if way[u] < 0:
+            end = step[u] + 1 - grid.span[c]
+        else:
+            end = room.before[half, c, grid.kind[half, u, way[u]], step[u]]
         for k in range(end):
             each = room.cost[room.side[v], v, k] + room.price[half, c, k]
             if each < least:
@@ -344,8 +362,9 @@ def _choose(grid: Grid, cores: Cores, core: int, room: Room) -> tuple[float, int
     for begin in range(num_steps + 1 - length):
         total = least[0, begin] + least[1, num_steps - length - begin]
         for j in range(cores.kind.shape[1]):
-            if cores.kind[core, j] >= 0:
-                total += room.price[0, cores.kind[core, j], begin + cores.step[core, j]]
+            c = cores.kind[core, j]
+            if c >= 0:
+                total += room.price[0, c, begin + cores.step[core, j]] if grid.span[c] == 1 else np.inf
         if total < best:
             best, best_begin = total, begin
     return best, best_begin

@@ -2,8 +2,8 @@
 
 A share follows trees to a few hubs in the middle of the mesh or elsewhere. These exchange their sums, and
 trees lead from them. Sends wait such that all links are busy in most steps (`taccl.baselines.tree_kernel`).
-At first all links take the same time for a step. Later they drift apart: a link may send few long messages
-while others send many short ones (`taccl.baselines.tree_times`).
+At first all links take the same time for a step; messages at corners may take several steps. Later, links
+drift apart: one may send few long messages, others many short ones (`taccl.baselines.tree_times`).
 Each share has an image under every symmetry of the mesh, so that the links of a class are loaded equally.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import permutations, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
 from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.mesh_images import classes_of_links, distinct_images, images, links_of_ranks
+from taccl.baselines.tree_cores import at_ends, cores_of
 from taccl.baselines.tree_kernel import Rules, Sweeps, reassign
 from taccl.baselines.tree_times import Cores, Grid, Shares
 from taccl.problem.making import make_problem
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 #: `_MOST_DIMENSIONS`: max dimensions of a mesh for which mixes are made.
 #: `_MOST_TRANSFERS`: max transfers of a mix (about 3 s to build and verify).
 _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 310_000
-#: `_MOST_CORES`: max sets of hubs that shares may have; those nearest to all ranks are kept.
-#: `_MOST_ORDERS`: max orders of the dimensions that the first trees take.
-_MOST_CORES, _MOST_ORDERS = 64, 6
 #: `_FINER`: ratio of each number of shares to the one before, while more shares shorten the mix.
 #: `_MOST_PARTS`: max number of shares, multiplied by the number of images (symmetric copies) of each.
 #: `_MOST_UNEVEN`: approximate share of the time that the first number of shares may lose by uneven loads.
@@ -53,6 +50,8 @@ _PAYS = 0.998
 #: `_GROWTH`: relative change from one number of steps to the next to try; the change is at least 1.
 #: `_LIKELY`: factor of the estimated number of steps, fitted to meshes of 16 and 64 ranks.
 _GROWTH, _LIKELY = 1 / 8, 0.6
+#: Max span: number of steps that a message at a corner may take. There, all data pass over few links.
+_MOST_SPAN = 4
 #: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones.
 #: `_DRIFTING`: number of last sweeps, in which links drift apart.
 #: `_FEW_SENDS`: max shares * steps * ranks (about 0.2 s) to give several numbers of steps long searches.
@@ -175,6 +174,7 @@ class _Found(NamedTuple):
     finish_us: float
     number: int
     steps: int
+    span: int
     shares: Shares
     cores: Cores
 
@@ -195,8 +195,10 @@ class _Mixes:
         self.alpha, self.beta = alpha[axis], beta[axis] / sizes
         #: Mean us per link of the data of all sends.
         self.busy_us = 2 * (dims.num_ranks - 1) * float((self.beta * sizes).mean()) / int(sizes.sum())
-        self.cores, self.least_steps = _cores(dims, self.near, self.kind)
-        self._found: dict[tuple[int, int, int, bool], _Found | None] = {}
+        self.cores, self.least_steps = cores_of(dims, self.near, self.kind)
+        #: True for classes of links at corners.
+        self.at_ends = at_ends(self.near, self.kind)
+        self._found: dict[tuple[int, int, int, int, bool], _Found | None] = {}
         self._drifted: dict[tuple[float, int, int, int], _Found] = {}
 
     def soonest(self, until: Deadline, most_transfers: float) -> TreeMix | None:
@@ -210,7 +212,7 @@ class _Mixes:
         for number in numbers:
             if best is not None and until.has_passed:
                 break
-            found = self._over_steps(number, until)
+            found = self._over_spans(number, best, until)
             if found is None:
                 break
             pays = 1.0 if best is None else _PAYS ** math.log2(number / best.number)
@@ -252,22 +254,37 @@ class _Mixes:
         """Estimated share of the time that is lost as links carry whole numbers of parts in each step."""
         return 2 * self._likely_steps(number) / self._sends_per_link(number)
 
-    def _over_steps(self, number: int, until: Deadline) -> _Found | None:
+    def _over_spans(self, number: int, before: _Found | None, until: Deadline) -> _Found | None:
+        """Best result of short searches; the span is that of the result before for fewer shares, if any."""
+        steps = self._likely_steps(number)
+        if before is not None:
+            steps = round(steps * before.steps / self._likely_steps(before.number))
+            return self._over_steps(number, steps, before.span, until)
+        best = self._over_steps(number, steps, 1, until)
+        for span in range(2, _MOST_SPAN + 1) if self.at_ends.any() else ():
+            if best is None or until.has_passed:
+                break
+            found = self._over_steps(number, best.steps, span, until)
+            if found is None or found.finish_us >= best.finish_us:
+                break
+            best = found
+        return best
+
+    def _over_steps(self, number: int, middle: int, span: int, until: Deadline) -> _Found | None:
         """Best result of short searches, each with more steps than the last, then each with fewer."""
-        middle = self._likely_steps(number)
-        best = self._searched(number, middle, _BRIEF, until)
+        best = self._searched(number, middle, span, _BRIEF, until)
         for way in (1, -1):
             steps = middle if best is None else best.steps
             while best is None or not until.has_passed:
-                steps += way * max(1, int(_GROWTH * steps))
+                steps += way * max(span, int(_GROWTH * steps))
                 if steps < self.least_steps or (best is None and way < 0):
                     break
-                found = self._searched(number, steps, _BRIEF, until)
+                found = self._searched(number, steps, span, _BRIEF, until)
                 if best is not None and (found is None or found.finish_us >= best.finish_us):
                     break
                 best = found
         if best is not None and not until.has_passed:
-            best = _earlier(best, self._searched(number, best.steps, _BRIEF, until, closes=True))
+            best = _earlier(best, self._searched(number, best.steps, span, _BRIEF, until, closes=True))
         return best
 
     def _improved(self, even: _Found, until: Deadline) -> _Found:
@@ -275,13 +292,13 @@ class _Mixes:
 
         Long searches of small problems also try other numbers of steps. Links then drift apart from the best.
         """
-        number, steps, best = even.number, even.steps, even
+        number, steps, span, best = even.number, even.steps, even.span, even
         work = number**2 * len(self.near)
         for share, parts in _DRIFTS:
             if until.has_passed or work > _MOST_WORK:
                 break
             fewer = max(self.least_steps, round(share * steps))
-            start = even if share == 1 else self._searched(number, fewer, _BRIEF, until)
+            start = even if share == 1 else self._searched(number, fewer, span, _BRIEF, until)
             if start is not None:
                 best = _earlier(best, self._drifting(start, parts, best.finish_us, until))
         if best.finish_us < _DRIFT_GAIN * even.finish_us:
@@ -292,22 +309,24 @@ class _Mixes:
             tries += (steps + more, True), (steps - more, True)
         for each, closes in tries:
             if not until.has_passed:
-                long = _earlier(long, self._searched(number, each, _LONG, until, closes=closes))
+                long = _earlier(long, self._searched(number, each, span, _LONG, until, closes=closes))
         best = _earlier(best, long)
         if long is not even and work <= _LAST_WORK and not until.has_passed:
             best = _earlier(best, self._drifting(long, 1, best.finish_us, until))
         return best
 
     def _searched(
-        self, number: int, steps: int, sweeps: int, until: Deadline, *, closes: bool = False
+        self, number: int, steps: int, span: int, sweeps: int, until: Deadline, *, closes: bool = False
     ) -> _Found | None:
         """Trees of each share after some sweeps; None if the steps do not suffice.
 
         A search that is cut off by the deadline is not kept for later calls.
 
+        - `span`: Number of steps of each message at corners; `steps` is rounded up to a multiple of it.
         - `closes`: True to close links for sends that take little time next to others of the step.
         """
-        key = number, steps, sweeps, closes
+        steps += -steps % span
+        key = number, steps, span, sweeps, closes
         if key in self._found:
             return self._found[key]
         n, num_classes = len(self.near), len(self.alpha)
@@ -320,7 +339,7 @@ class _Mixes:
             np.zeros((2, num_classes, steps), bool),
             np.array([1], np.uint64),
         )
-        trees = self._sweeps(self.cores, shares)
+        trees = self._sweeps(self.cores, shares, span)
         low, high = _SHARPNESS[0], _SHARPNESS[1 if sweeps == _BRIEF else 2]
         for each in range(sweeps):
             sharp = low * (high / low) ** (each / (sweeps - 1)) * steps / self.busy_us
@@ -334,7 +353,7 @@ class _Mixes:
                 return None
             if until.has_passed:
                 break
-        found = _Found(trees.finish_us(), number, steps, shares, self.cores)
+        found = _Found(trees.finish_us(), number, steps, span, shares, self.cores)
         if not until.has_passed:
             self._found[key] = found
         return found
@@ -356,14 +375,16 @@ class _Mixes:
             finish = trees.finish_us()
             if until.has_passed or (each >= _HOPELESS * _DRIFTING and finish > _PAYS * best_us):
                 break
-        found = _Found(finish, start.number, start.steps, shares, cores)
+        found = _Found(finish, start.number, start.steps, 1, shares, cores)
         if not until.has_passed:
             self._drifted[key] = found
         return found
 
-    def _sweeps(self, cores: Cores, shares: Shares) -> Sweeps:
+    def _sweeps(self, cores: Cores, shares: Shares, span: int = 1) -> Sweeps:
         """Sweeps over shares: the beta of each link is divided by their number."""
-        return Sweeps(Grid(self.near, self.kind, self.alpha, self.beta / len(shares.core)), cores, shares)
+        spans = np.where(self.at_ends, span, 1)
+        grid = Grid(self.near, self.kind, self.alpha, self.beta / len(shares.core), spans)
+        return Sweeps(grid, cores, shares)
 
     def _mix(self, found: _Found) -> TreeMix:
         """Mix of the plans of all shares; equal plans are merged."""
@@ -419,48 +440,3 @@ def _divided(found: _Found, parts: int) -> tuple[Shares, Cores]:
     copied = Shares(shares.core.copy(), begin, shares.way.copy(), step, sends, closed, shares.random.copy())
     length = np.where(cores.length > 0, (cores.length - 1) * parts + 1, 0)
     return copied, cores._replace(length=length, step=np.where(cores.kind >= 0, cores.step * parts, -1))
-
-
-def _cores(dims: Dimensions, near: Ints, kind: Ints) -> tuple[Cores, int]:
-    """(cores, least number of steps of a share).
-
-    Hubs are one rank or two neighbours along each dimension. They exchange sums along one dimension after
-    another. Cores that are images of others are left out.
-
-    - `near`, `kind`: As in `Grid`.
-    """
-    blocks: dict[tuple[int, ...], tuple[int, tuple[int, ...], tuple[int, ...], list[int]]] = {}
-    copies = np.stack(images(dims))
-    for low, two in product(product(*map(range, dims.sizes)), product((0, 1), repeat=len(dims))):
-        high = [a + b for a, b in zip(low, two, strict=True)]
-        if any(b >= size for b, size in zip(high, dims.sizes, strict=True)):
-            continue
-        corners = product(*({a, b} for a, b in zip(low, high, strict=True)))
-        hubs = sorted(sum(x * y for x, y in zip(each, dims.strides, strict=True)) for each in corners)
-        reach = sum(max(a, size - 1 - b) for a, b, size in zip(low, high, dims.sizes, strict=True))
-        image = min(map(tuple, np.sort(copies[:, hubs]).tolist()))
-        blocks.setdefault(image, (2 * reach + sum(two), low, two, hubs))
-    every = sorted(blocks.values())[:_MOST_CORES]
-    digits, num, orders = dims.digits(np.arange(dims.num_ranks)), len(dims), _orders(len(dims))
-    way = np.full((len(every), len(orders), dims.num_ranks), -1)
-    sends = np.full((len(every), num * 2**num, 4), -1)  # class, step, source, destination
-    for core, (_, low, two, hubs) in enumerate(every):
-        for s, order in enumerate(orders):
-            for k in reversed(order):
-                way[core, s, digits[k] < low[k]] = 2 * k + 1
-                way[core, s, digits[k] > low[k] + two[k]] = 2 * k
-        for i, (step, hub) in enumerate(product(range(sum(two)), hubs)):
-            k = np.flatnonzero(two)[step]
-            to = 2 * k + int(digits[k, hub] == low[k])
-            sends[core, i] = kind[0, hub, to], step, hub, near[hub, to]
-    num_hubs = np.array([len(hubs) for *_, hubs in every])
-    length = np.array([sum(two) for _, _, two, _ in every])
-    kinds, steps = np.ascontiguousarray(np.moveaxis(sends[..., :2], 2, 0))
-    return Cores(num_hubs, length, kinds, steps, np.ascontiguousarray(sends[..., 2:]), way), every[0][0]
-
-
-def _orders(num: int) -> Sequence[tuple[int, ...]]:
-    """Orders of dimensions: all if there are few, otherwise cyclic shifts."""
-    if math.factorial(num) <= _MOST_ORDERS:
-        return [*permutations(range(num))]
-    return [(*range(k, num), *range(k)) for k in range(num)]

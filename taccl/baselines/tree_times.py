@@ -29,12 +29,14 @@ class Grid(NamedTuple):
     - `near`: (num_ranks, num_ways) neighbours; -1 if none.
     - `kind`: (2, num_ranks, num_ways) class of the link to each neighbour, then of that from it; -1 if none.
     - `alpha`, `beta`: (num_classes,) latency in us, and us per share for each of its sends over the class.
+    - `span`: (num_classes,) number of steps that a message takes, unless links drift apart.
     """
 
     near: Ints
     kind: Ints
     alpha: Floats
     beta: Floats
+    span: Ints
 
 
 class Cores(NamedTuple):
@@ -62,7 +64,8 @@ class Shares(NamedTuple):
     - `begin`: (num_shares,) step in which the exchange begins.
     - `way`, `step`: (2, num_shares, num_ranks) way to the next rank towards the hubs, and step of the send to
       it; then the way to the rank from which a rank gets the total, and the step of that send.
-    - `sends`: (2, num_classes, num_steps) sends that add, then sends that copy, of all shares.
+    - `sends`: (2, num_classes, num_steps) sends that add, then sends that copy, of all shares. A message of
+      several steps is in the first of them if it adds, and in the last if it copies.
     - `closed`: (2, num_classes, num_steps) true for sends that shares avoid, unless links drift apart.
     - `random`: State of the random numbers.
     """
@@ -115,7 +118,7 @@ def room_for_times(grid: Grid, cores: Cores, shares: Shares) -> Times:
     num_shares, num_ranks = shares.way.shape[1:]
     _, num_classes, num_steps = shares.sends.shape
     before = np.empty((2, num_classes, num_classes, num_steps), np.int64)
-    before[:] = np.arange(num_steps)
+    before[:] = np.maximum(np.arange(num_steps) + 1 - grid.span[:, None, None], 0)
     joined = np.zeros((2, num_classes, num_classes), bool)
     is_path = (grid.near[:, :, None] >= 0) & (grid.near[grid.near] >= 0)
     for half in range(2):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl._internal.deadline import Deadline
+from taccl._internal.deadline import NEVER, Deadline
 from taccl.baselines import bucket, tree_mixes
 from taccl.baselines.hubs import HubPlan, hub_sends
 from taccl.baselines.mesh_images import classes_of_links
@@ -58,6 +58,11 @@ def test_mixes_of_trees_finish_before_other_forms(sizes, num_bytes, before_us):
 def test_plans_spread_every_contribution(sizes):
     """Ranks send only what they have; in the end each has all contributions, and none has any twice."""
     mix, _ = mix_of(sizes, 10_000)
+    assert_sums_are_whole(mix)
+
+
+def assert_sums_are_whole(mix):
+    """Each plan of a mix brings all contributions to all ranks."""
     for (step, src, dst, adds), _ in mix.plans:
         has = np.eye(len(adds[0]), dtype=bool)
         for k in np.unique(step):
@@ -67,6 +72,18 @@ def test_plans_spread_every_contribution(sizes):
                 assert adds[i].all() or not (adds[i] & has[dst[i]]).any()
                 has[dst[i]] |= adds[i]
         assert has.all()
+
+
+def test_messages_at_corners_take_several_steps():
+    """With a span of 3, messages at corners begin every third step if they add, and end so if they copy."""
+    made = taccl.topologies.mesh(3, 3)
+    mixes = tree_mixes._Mixes(made, grid_of(made), 10_000, 1)
+    found = mixes._searched(4, 13, 3, 2, NEVER)
+    assert found.steps == 15 and mixes.at_ends.tolist() == [True, True, False, False]
+    adds, copies = (each[mixes.at_ends].any(axis=0) for each in found.shares.sends)
+    assert adds.any() and not (adds & (np.arange(15) % 3 > 0)).any()
+    assert copies.any() and not (copies & (np.arange(15) % 3 < 2)).any()
+    assert_sums_are_whole(mixes._mix(found))
 
 
 @pytest.mark.parametrize(
