@@ -26,7 +26,7 @@ from taccl.baselines.servers import servers
 from taccl.baselines.spread import built_within, keep_soonest, soonest_so_far
 from taccl.baselines.table import BASELINES, are_pairs, row_of, soonest_us
 from taccl.baselines.tree import tree
-from taccl.errors import CollectiveError
+from taccl.errors import CollectiveError, TopologyError
 
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
@@ -109,7 +109,7 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
                 return None
             return BASELINES[name](problem, cut=cut)
 
-        with suppress(CollectiveError):
+        with suppress(CollectiveError, TopologyError):
             return built_within(problem, make, deadline, lambda: bool(made))
         return None
 

@@ -124,7 +124,7 @@ class ShortestRoutes:
         lengths = self._lengths_from(np.array([src]))[0]
         if lengths[dst] == float("inf"):
             raise TopologyError(
-                f"no links lead from rank {src} to rank {dst}; every rank must reach every other",
+                f"no links lead from rank {src} to rank {dst}, as this algorithm needs; synthesize instead",
                 where=self._topology.name,
             )
         if direct is not None and lengths[dst] == self._length(direct[0]):

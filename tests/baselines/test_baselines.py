@@ -131,6 +131,15 @@ def test_ranks_that_cannot_be_reached_are_named():
         BASELINES["ring"](problem)
 
 
+def test_best_needs_only_the_links_that_some_baseline_uses():
+    """Along a one-way chain, `best` broadcasts by pairwise sends; if no baseline can, it says so."""
+    topology = linked("chain", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
+    problem = make_problem(topology, collectives.broadcast(3), chunk_bytes=10**6)
+    assert best(problem) == BASELINES["pairwise"](problem)
+    with pytest.raises(CollectiveError, match="no baseline supports allgather"):
+        best(make_problem(topology, collectives.allgather(3), chunk_bytes=1))
+
+
 @pytest.mark.slow
 def test_best_is_the_fastest(make):
     """`best` finishes no later than any baseline that can do the collective."""

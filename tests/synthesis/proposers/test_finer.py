@@ -383,3 +383,11 @@ def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypa
     result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
     assert result.schedule.problem.collective.chunks_per_rank > 1
     assert len(sought) == 1
+
+
+def test_nothing_is_sent_if_all_counts_are_zero():
+    """A collective without chunks, whose number of chunks is open, has an empty schedule."""
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allgatherv", size_bytes=100, counts=[0] * 4)
+    result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
+    assert len(result.schedule) == result.bound.bound == 0
+    assert not finer.is_at_one_rank(problem)
