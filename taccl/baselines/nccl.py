@@ -28,7 +28,7 @@ from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
 from taccl.topology.models import library_name
 from taccl.topology.parts import on_rails
-from taccl.topology.profiles import PROFILES, profile_of
+from taccl.topology.profiles import PROFILES, measured_ratio, profile_of
 from taccl.topology.registry import parse
 from taccl.topology.tuning import (
     CHANNEL_GB_PER_S,
@@ -324,10 +324,8 @@ def _library_gap(problem: Problem, schedule: Schedule, chosen: Considered, *, nv
 
 def _measured_gap(problem: Problem, chosen: Considered) -> str:
     """Note on the fitted profile's correction of the modelled time at this size; empty within 10 % of it."""
-    topology, name, profile = problem.topology, problem.collective.name, profile_of(problem.topology)
-    if profile is None or problem.size_bytes is None:
-        return ""
-    factor = profile.correction(name, topology.num_ranks, topology.num_nodes, problem.size_bytes)
+    topology, size = problem.topology, problem.size_bytes
+    factor = 1.0 if size is None else measured_ratio(topology, problem.collective.name, size)
     if abs(factor - 1) <= _AGREES:
         return ""
     return (

@@ -29,7 +29,7 @@ from taccl.schedule.bars import busy_shares
 from taccl.topology.models import MODELS
 from taccl.topology.networks import NETWORK_TITLES, NETWORKS
 from taccl.topology.parts import on_rails, thousandths
-from taccl.topology.profiles import PROFILES
+from taccl.topology.profiles import PROFILES, measured_ratio
 from taccl.topology.topology import Topology
 from taccl.topology.transform import rescaled, subset
 
@@ -183,7 +183,8 @@ class Expectation:
         """
         if self._costs is None:
             found = nccl_choices(self.problem(size_bytes, self._slowed if slowed else self._carried))
-            return tuple(Choice(each.algorithm, each.protocol, each.time_us) for each in found)
+            ratio = measured_ratio(self.topology, self.series.collective, size_bytes)
+            return tuple(Choice(each.algorithm, each.protocol, ratio * each.time_us) for each in found)
         costs = replace(self._costs, network_rate=1 / _SLOWED) if slowed else self._costs
         on, sizes = self.topology, np.array([float(size_bytes)])
         able = candidates(costs, self.series.collective, on.num_ranks, on.num_nodes, sizes)

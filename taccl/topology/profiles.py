@@ -50,6 +50,12 @@ def profile_of(topology: Topology) -> Profile | None:
     return known
 
 
+def measured_ratio(topology: Topology, collective: str, size_bytes: int) -> float:
+    """Ratio of a library's measured time to its cost model by the topology's profile; 1 if not measured."""
+    profile, sizes = profile_of(topology), (topology.num_ranks, topology.num_nodes, size_bytes)
+    return 1.0 if profile is None else profile.correction(collective, *sizes)
+
+
 def _is_file(profile: str) -> bool:
     return profile.lower().endswith((".toml", ".json")) or os.path.isfile(profile)
 

@@ -7,7 +7,9 @@ import pytest
 import taccl
 from taccl.baselines.nccl import nccl_bounded, nccl_choices
 from taccl.errors import TopologyError
+from taccl.explore.expectation import Expectation
 from taccl.explore.plan_runtimes import under_launch
+from taccl.measure.series import Series
 from taccl.runtimes.table import RUNTIMES
 from taccl.topology.profiles import profile_of
 
@@ -54,13 +56,15 @@ def test_fitted_bandwidths_are_those_of_the_links(profile):
 def test_corrections_by_size_hold_for_their_log_alone(line_fit, profile):
     """A correction of the fit is written, read and stated for the measured collective and ranks, and is 1 else.
 
-    The baseline notes the measured time where the correction exceeds 10 %.
+    The baseline notes the measured time where the correction exceeds 10 %, and a diagnosis expects it.
     """
     (series,) = line_fit.series
     factors = [1.0 if size < 2**20 else 1.2 for size in series.series.size_bytes]
     fit = replace(line_fit, series=(replace(series, factors=tuple(factors)),))
     plain, asked = line_fit.predict_us("allreduce", 8, 1, 2**40), ("allreduce", 8, 1, 2**40)
     assert fit.predict_us(*asked) == pytest.approx(1.2 * plain)
+    plain_topology = taccl.topologies.parse("dgx-h100", profile=str(profile))
+    profile = profile.with_name("corrected.toml")
     profile.write_text(fit.to_toml())
     topology = taccl.topologies.parse("dgx-h100", profile=str(profile))
     found = profile_of(topology)
@@ -71,6 +75,11 @@ def test_corrections_by_size_hold_for_their_log_alone(line_fit, profile):
         choice = nccl_choices(problem)[0]
         _, notes = nccl_bounded(problem, taccl.baselines.nccl(problem), choice)
         assert any("takes 1.20 times the modelled time" in each for each in notes) == is_noted
+        usual, corrected = (
+            Expectation(Series("allreduce", 8, 1, (size,), (1.0,), "log"), on).choices[0][0].time_us
+            for on in (plain_topology, topology)
+        )
+        assert corrected == pytest.approx((1.2 if is_noted else 1.0) * usual)
 
 
 @pytest.mark.parametrize(("old", "new", "said"), [
