@@ -118,6 +118,7 @@ class System:
     - `fused` (mapping of str to str): {bus id of an inner level of a switch: the switch}.
     - `cards` (mapping of str to str): {bus id without PCI function: first NIC with that bus id}. All
       functions of a NIC share one PCIe link, as in NCCL.
+    - `indirect`: Names of NICs without GPUDirect RDMA.
     - `num_hosts`: Number of hosts in the file.
     - `host`: Prefix of names in the host that is being read; empty for one host.
     """
@@ -138,6 +139,7 @@ class System:
     loose: list[tuple[XmlElement, str, str]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
     fused: dict[str, str] = field(default_factory=dict)
+    indirect: list[str] = field(default_factory=list)
     num_hosts: int = 1
     host: str = ""
 
@@ -275,6 +277,8 @@ class System:
             name = f"{name} #{len(self.server.nics)}"
         self._once(f"NIC {name}", element)
         self.server.nics.append(Nic(name, part, beta))
+        if element.attributes.get("gdr", "").strip() == "0":
+            self.indirect.append(name)
 
     def _add_loose(self) -> None:
         """Add the NICs that lie outside PCIe devices, if the server has no other NICs or `nics=` is given.

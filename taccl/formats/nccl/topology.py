@@ -104,6 +104,8 @@ def load_nccl_topology(
     fabrics = (FABRICS[link.tag] for gpu in ranked for link in gpu.nvlinks)
     server.fabric = next(fabrics, FABRICS["xgmi"] if any(gpu.gcn for gpu in ranked) else server.fabric)
     server.gpus = [gpu.busid for gpu in ranked]
+    if check_count(nodes, where="nodes") > 1:
+        assumed += _indirect(system.indirect, ranked)
     # Ranks that share a GPU share its links, which the file lists for each of them, as in NCCL.
     gpu_of = {gpu.busid: gpu for gpu in reversed(ranked)}
     distinct = [gpu_of[busid] for busid in dict.fromkeys(server.gpus)]
@@ -162,6 +164,14 @@ def _ranked(gpus: list[Gpu], assumed: list[str]) -> list[Gpu]:
     if sorted(ranks) != list(range(len(ranks))):
         assumed.append("the file's ranks have gaps; they are renumbered from 0, in their order")
     return sorted((gpu for gpu in gpus if gpu.rank >= 0), key=lambda gpu: gpu.rank)
+
+
+def _indirect(nics: list[str], ranked: list[Gpu]) -> list[str]:
+    """Assumption on NICs and GPUs for which the file states that they lack GPUDirect RDMA."""
+    gpus = [gpu.busid for gpu in ranked if gpu.element.attributes.get("gdr", "").strip() == "0"]
+    names = nics + list(dict.fromkeys(gpus))
+    text = "the copies in host memory that data between nodes then need are omitted"
+    return [f"no GPUDirect RDMA (gdr=0) at {first_of(names, 4)}; {text}"] if names else []
 
 
 def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs, Switches]:

@@ -411,6 +411,24 @@ def test_net_gives_rate_latency_and_name(tmp_path):
     assert any("mlx5_0: 0; mlx5_1: 1" in note for note in topology.notes)
 
 
+def test_devices_without_gpudirect_are_named(tmp_path):
+    """NICs and GPUs with gdr=0 pass data between nodes through host memory, which an assumption says."""
+    nic = (
+        '<pci busid="0:9:0.0" class="0x020700" link_speed="8.0 GT/s PCIe" link_width="16">'
+        '<nic><net name="eth9" dev="0" speed="100000" gdr="{}"/></nic></pci>'
+    )
+    gpus = [_gpu(0, []), _gpu(1, []).replace('gdr="1"', 'gdr="0"')]
+
+    def said(nodes, *devices):
+        assumed = load_quietly(write_dump(tmp_path, *devices), nodes=nodes).assumed
+        return [each.partition(";")[0] for each in assumed if "GPUDirect" in each]
+
+    assert said(2, *gpus, nic.format(0)) == ["no GPUDirect RDMA (gdr=0) at eth9, 0:1:0.0"]
+    assert said(2, *gpus, nic.format(1)) == ["no GPUDirect RDMA (gdr=0) at 0:1:0.0"]
+    assert not said(1, *gpus, nic.format(0))
+    assert not said(2, gpus[0], nic.format(1))
+
+
 def test_links_of_amd_are_named_by_their_fabric(tmp_path):
     """A file of AMD GPUs without links between them lacks xGMI links, not NVLinks."""
     devices = [PCI.format(i, f'<gpu dev="{i}" gcn="gfx906" rank="{i}"/>') for i in range(2)]
