@@ -200,6 +200,13 @@ def _finer_last(search: Search) -> Search | None:
     return offer_cut(search, search.deadline.sooner(min(left_s - kept_s, search.idle_s)))
 
 
+def _exchange_finer(search: Search) -> None:
+    """Exchange partial sums in the earliest schedule, if its chunks are not those of the main search."""
+    earliest = search.earliest_search
+    if not earliest.choice:
+        offer_exchanged(earliest)
+
+
 def _may_be_finer(search: Search) -> bool:
     return search.is_open and _competes_before(search)
 
@@ -312,6 +319,7 @@ SECOND: tuple[Turn, ...] = (
 LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
 #: Proposers in other chunks than the search's, even if its schedule is optimal for these.
 LAST_OF_OTHERS: tuple[Turn, ...] = (
+    Turn(OwnProposer("exchange in finer chunks", _exchange_finer, _sums_up), _may_merge, improves=True),
     Turn(OwnProposer("merged messages", offer_merged, gathers_or_scatters), _may_merge, improves=True),
     LAST_BOUND,
 )

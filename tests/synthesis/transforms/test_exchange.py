@@ -15,7 +15,8 @@ from taccl.synthesis.budget import run
 from taccl.synthesis.improve.improvement import Improvement
 from taccl.synthesis.improve.routes import read_trees
 from taccl.synthesis.proposers import ruin
-from taccl.synthesis.proposers.table import PROPOSERS
+from taccl.synthesis.proposers.finer import cut, search_for
+from taccl.synthesis.proposers.table import LAST, PROPOSERS
 from taccl.synthesis.replan import replan
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.transforms.exchange import exchange_s, exchanged, offer_exchanged
@@ -142,6 +143,18 @@ def test_exchange_is_offered_last_and_only_if_it_finishes_earlier():
     same = search.best
     offer_exchanged(search)
     assert search.best is same
+
+
+def test_sums_in_finer_chunks_are_exchanged_at_the_end():
+    """An allreduce of 1 MB on a DGX A100 in four chunks per rank is earliest, and earlier with an exchange."""
+    problem = taccl.make_problem(taccl.topologies.dgx_a100(1), "allreduce", size_bytes="1MB")
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(AMPLE_S), asked=problem)
+    finer = cut(problem.in_its_chunks, 4)
+    search.others.append(search_for(search, baseline("multiplying", finer, cut=False)))
+    before = search.earliest_search.finish
+    run(search, [each for each in LAST if each.proposer.name == "exchange in finer chunks"])
+    assert search.earliest_search.best.producer.endswith("sums exchanged")
+    assert search.earliest_search.finish < before
 
 
 def searching(schedule):
