@@ -6,7 +6,7 @@ A permutation is a tuple: ``permutation[i]`` is the image of i.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, cached_property
@@ -143,6 +143,9 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
     several chunks agree in these, the k-th of them maps to the k-th of the candidates.
     """
     both = cache(lambda each: (tuple(sorted(each)), tuple(sorted(ranks[r] for r in each))))
+    for amounts in _amounts(problem):  # a comparison of sums is quicker than one of all chunks
+        if any(amounts.get(both(each)[1]) != amount for each, amount in amounts.items()):
+            return None
     here: list[Hashable] = []
     wanted: list[Hashable] = []
     for chunk, size in zip(problem.collective.chunks, problem.chunk_bytes, strict=True):
@@ -160,6 +163,20 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
     if problem.clauses.relays is not None and not _keeps_holders(problem, ranks, result):
         return None
     return result
+
+
+@cached
+def _amounts(problem: Problem) -> list[dict[Permutation, int]]:
+    """{ranks: bytes of all chunks that start there}, and the same for chunks that end there."""
+    collective, sizes = problem.collective, np.array(problem.chunk_bytes)
+    found: list[dict[Permutation, int]] = []
+    for ends in (collective.origin_sets, collective.destination_sets):
+        totals, amounts = np.zeros(len(ends.sets), sizes.dtype), Counter[Permutation]()
+        np.add.at(totals, ends.of_chunk, sizes)
+        for ranks, amount in zip(ends.sets, totals.tolist(), strict=True):
+            amounts[tuple(sorted(ranks))] += amount
+        found.append(dict(amounts))
+    return found
 
 
 def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]) -> bool:

@@ -13,7 +13,9 @@ from taccl import collectives
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates import bounds, cuts
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
+from taccl.analysis.certificates.first_arrivals import latency
 from taccl.analysis.verification.verify import verify
 from taccl.problem.alltoallv import alltoallv_problem
 from taccl.problem.making import make_problem
@@ -429,6 +431,16 @@ def test_the_latency_of_the_largest_chunk_is_computed_first():
     problem = alltoallv_problem(ring(8), sizes, chunk_bytes=64 * MB)
     hurried = lower_bound(problem, budget_s=0.0, limit_s=0.0)
     assert (hurried.kind, hurried.limits) == ("latency", "the shortest path of chunk 52 to rank 3")
+
+
+def test_latencies_of_small_chunks_are_not_computed_if_no_path_is_longer():
+    """Between ranks that are all linked, the largest chunk has the longest path, so no other size counts."""
+    sizes = np.random.default_rng(0).permutation(np.arange(1, 65)).reshape(8, 8) * MB
+    np.fill_diagonal(sizes, 0)
+    problem = alltoallv_problem(full(8), sizes, chunk_bytes=64 * MB)
+    demand, units = NeededSends(problem), problem.costs.chunk_units
+    assert latency(demand, divisible=False).ticks == max(problem.costs.duration(0, u) for u in units.tolist())
+    assert len(demand.distances._times) == 1
 
 
 @pytest.mark.slow

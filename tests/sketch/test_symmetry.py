@@ -6,6 +6,7 @@ import pytest
 
 from taccl import collectives
 from taccl.errors import SketchError
+from taccl.problem.alltoallv import alltoallv_problem
 from taccl.problem.making import make_problem
 from taccl.sketch.symmetry import (
     check_topology,
@@ -174,6 +175,18 @@ def test_sizes_break_symmetry():
     """Chunks of different sizes do not map to each other."""
     problem = make_problem(ring(3), collectives.allgather(3), chunk_bytes=(1, 1, 2))
     assert chunk_permutation(problem, (1, 2, 0)) is None
+
+
+def test_equal_sums_of_sizes_are_no_symmetry():
+    """All ranks send 6 MB and receive 6 MB, but pairs at a distance of one rank exchange 1 or 2 MB in turn."""
+    near, middle, far = (1, 2, 1, 2), (3, 3, 3, 3), (2, 1, 2, 1)
+    sizes = [[0] * 4 for _ in range(4)]
+    for distance, row in enumerate((near, middle, far), start=1):
+        for rank, size in enumerate(row):
+            sizes[rank][(rank + distance) % 4] = size * 10**6
+    problem = alltoallv_problem(ring(4), sizes, chunk_bytes=10**7)
+    assert chunk_permutation(problem, (1, 2, 3, 0)) is None
+    assert chunk_permutation(problem, (2, 3, 0, 1)) is not None
 
 
 def test_narrow_to_what_the_collective_has():

@@ -79,7 +79,11 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
         alike[begins, all_links[c], all_units[c]].append(place)
     in_order = np.array(order, dtype=np.int64)
     longest = (0, 1, 0, 0)  # (ticks, minus the chunk's place in the order, chunk, destination)
+    #: {set of links: max ticks between two ranks}, for chunks at least as large as all that follow.
+    farthest: dict[int, float] = {}
     for (_, links, units), places in alike.items():
+        if farthest.get(links, math.inf) <= longest[0]:
+            continue
         if places[0] > _FEW_CHUNKS and time.monotonic() >= limit:
             break
         chunks = in_order[places]
@@ -90,6 +94,8 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
             arrival = distances.nearest(links, units, data.origins)
         else:
             arrival = distances.heads(int(chunks[0]), units=0 if divisible else None)
+            if not (collective.derivations or is_short):
+                farthest[links] = distances.longest(links, units)
         first = np.sort(np.unique(ends.of_chunk[chunks], return_index=True)[1])
         wanted = [ends.sets[number] for number in ends.of_chunk[chunks[first]].tolist()]
         ticks, number, rank = _latest(wanted, np.where(np.isfinite(arrival), arrival, 0))

@@ -142,6 +142,12 @@ class Distances:
             self._times[links, units] = shortest_times(self.problem, self._link_sets[links], units)
         return self._times[links, units]
 
+    @cached
+    def longest(self, links: int, units: int) -> float:
+        """Max ticks from one rank to another, among those that the set of links connects; see `times`."""
+        times = self.times(links, units)
+        return float(times.max(where=np.isfinite(times), initial=0.0))
+
     def nearest(
         self, links: int, units: int, ranks: Collection[int], *, backwards: bool = False
     ) -> NDArray[np.float64]:
