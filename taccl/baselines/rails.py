@@ -94,9 +94,11 @@ def estimated_us(problem: Problem) -> float:
     """Estimated finish in us of the best form of `by_rails`, in as many parts as allowed (about 2 % late).
 
     Infinity unless nodes have the same size, and some ranks, but not all, copy chunks to all ranks (or all
-    ranks reduce to some).
+    ranks reduce to some). Also infinity if sums are made from one another, as in a scan.
     """
     topology = problem.topology
+    if problem.collective.derivations:
+        return math.inf
     copies = reduce_phase(problem) if problem.collective.combining else problem
     num_holders, wanted = len(set(starts_of(copies).tolist())), copies.collective.destination_sets.sets
     is_even = len({len(ranks) for ranks in topology.ranks_of_node}) == 1 and topology.num_nodes > 1
