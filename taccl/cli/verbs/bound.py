@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl._internal.deadline import OutOfTime
+from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_count, format_gap, format_rates, format_size, format_us, gb_per_s
 from taccl.cli.inputs import followed, held_by, program_in
@@ -48,7 +48,7 @@ _PRICES_SHARE, _ONLY_PRICES = 0.75, 0.95
 _LEAST_PRICES_S, _LATE_PRICES_S = 1.0, 0.3
 #: CPU seconds to list links and chunks and to bound them, per pair of ranks.
 #: If all pairs would exceed the time limit, the bound of a fabric given by name follows from its dimensions.
-_LISTED_S_PER_PAIR = 4e-6
+_LISTED_S_PER_PAIR = 9e-6
 #: What an answer has if the time limit or Ctrl-C stopped it.
 _SO_FAR = "these are the highest bounds so far"
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
@@ -68,7 +68,8 @@ def run(options: Namespace) -> Answer:
     noun = held_by(options.sketch)
     if noun not in _SUPERFLUOUS:
         fabric = named_fabric(options)
-        if fabric is not None and exceeds_limit(fabric, options, s_per_pair=_LISTED_S_PER_PAIR):
+        listed_s = busy_factor() * _LISTED_S_PER_PAIR
+        if fabric is not None and exceeds_limit(fabric, options, s_per_pair=listed_s):
             answer = _of_fabric(fabric, options)
             if answer is not None:
                 return answer
