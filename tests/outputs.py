@@ -113,7 +113,11 @@ TEXTS = {
         "[CUDA Bandwidth Test] - Starting...\nRunning on...\n\n Device 0: Example GPU\n"
         " Host to Device Bandwidth, 1 Device(s)\n"
     ),
-    "output of rocm_bandwidth_test or TransferBench": (
+    "matrix of rocm_bandwidth_test or TransferBench": (
+        "          Unidirectional copy peak bandwidth GB/s\n\n          D/D       0           1\n\n"
+        "          0         500.5       30.5\n\n          1         30.25       501.5\n"
+    ),
+    "output of rocm_bandwidth_test or TransferBench without a one-way matrix": (
         "          RocmBandwidthTest Version: 2.6.0\n\n          Device: 0,  Example CPU\n"
     ),
     "output of p2pBandwidthLatencyTest, cut short": (

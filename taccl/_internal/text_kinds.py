@@ -46,10 +46,6 @@ _SERVER = (
     "for the topology of a server give what `nvidia-smi topo -m` prints, or the file that NCCL writes with "
     "NCCL_TOPO_DUMP_FILE=topo.xml"
 )
-_MATRIX = (
-    "save its matrix as CSV, with GB/s in the first cell and GPU0, GPU1, ... as names, or give what "
-    "p2pBandwidthLatencyTest prints"
-)
 HOSTS = "for the network between hosts give a matrix of pairs as CSV, or what `taccl probe` measures"
 TIMES = "for measured times give a log of nccl-tests, rccl-tests, perftest or OSU micro-benchmarks"
 SLOTS = (
@@ -206,9 +202,14 @@ TEXTS = (
     ),
     Text("output of bandwidthTest", r"\[CUDA Bandwidth Test\]", unsupported(_SERVER)),
     Text(
-        "output of rocm_bandwidth_test or TransferBench",
+        "matrix of rocm_bandwidth_test or TransferBench",
+        r"^.{0,120}?\bUnidirectional copy peak bandwidth GB/s(?!.*\bNIC\b)",
+        SHOW,
+    ),
+    Text(
+        "output of rocm_bandwidth_test or TransferBench without a one-way matrix",
         r"RocmBandwidthTest|^[ \t]*TransferBench\b|peak bandwidth GB/s",
-        unsupported(_MATRIX),
+        "`rocm-bandwidth-test -a` or `TransferBench p2p` prints such a matrix",
     ),
     Text(
         "output of p2pBandwidthLatencyTest, cut short",

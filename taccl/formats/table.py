@@ -196,13 +196,18 @@ FORMATS: list[FileFormat] = [
     ),
     FileFormat(
         "pair-matrix", "topology",
-        "a matrix of pairs: CSV, p2pBandwidthLatencyTest, nvbandwidth, mpiGraph, or logs under `# pair A B`",
+        "a matrix of pairs: CSV, p2pBandwidthLatencyTest, nvbandwidth, rocm_bandwidth_test, TransferBench, "
+        "mpiGraph, or logs under `# pair A B`",
         load="taccl.placement.matrices:load_probe_topology",
         kind="matrix of pairs",
         begins="|".join(
             map(
                 pattern_of,
-                ("matrix of pairs", "matrix of nvbandwidth", "output of mpiGraph", "file of logs by pair"),
+                (
+                    "matrix of pairs", "matrix of nvbandwidth",
+                    "matrix of rocm_bandwidth_test or TransferBench", "output of mpiGraph",
+                    "file of logs by pair",
+                ),
             )
         ),
     ),

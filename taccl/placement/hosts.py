@@ -15,7 +15,7 @@ import numpy as np
 from taccl._internal.names import first_of
 from taccl._internal.units import format_count
 from taccl.errors import InputError
-from taccl.topology.boards import SLOT_GB_PER_S, board_of
+from taccl.topology.boards import SLOT_GB_PER_S, Board, board_of
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import exact_cost, hold_ends
 
@@ -254,8 +254,7 @@ def _assumed_of_ports(ports: str | None, num_kinds: int, least: float, because_o
     elif ports == "shared" and num_kinds > 1:
         assumed.append(f"the shared ports of a GPU are {of_each}")
     if ports != "none" and least:
-        wires = f"links of at least {least:.3g} GB/s are NVLinks with wires of their own"
-        assumed.append(f"{wires}, as {because_of}")
+        assumed.append(f"links of at least {least:.3g} GB/s are {because_of}")
     return assumed
 
 
@@ -276,34 +275,43 @@ def _kinds_of_links(
     starts = ordered[1:][differ & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
     kinds = np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
     places = np.flatnonzero(differ) + 1
-    known = _nvlinks_of(slowness, gpus)
-    if known is not None:
-        wires, why = known, f"the PCIe slots of {first_of(sorted(set(gpus)), 2)} are slower"
+    boards = [each for each in map(board_of, gpus) if each is not None]
+    fabric = "NVLink"
+    if len(boards) == len(slowness):
+        wires, fabric, models = (
+            _nvlinks_of(slowness, boards),
+            boards[0].fabric,
+            first_of(sorted(set(gpus)), 2),
+        )
+        is_meshed = all(each.is_meshed for each in boards)
+        why = f"they join all {models}" if is_meshed else f"the PCIe slots of {models} are slower"
     else:
         wires = off & (slowness <= _slowest_nvlink(ordered, places))
         why = "their rates are whole multiples of one NVLink's"
-    if known is None and not wires.any():
-        wires = _bridges(slowness, ordered, places)
-        why = f"each GPU has at most one, and other links are slower by {_RATIO_OF_BRIDGES:g} times or more"
+        if not wires.any():
+            wires = _bridges(slowness, ordered, places)
+            why = (
+                f"each GPU has at most one, and other links are slower by {_RATIO_OF_BRIDGES:g} times or more"
+            )
     ranks = np.arange(len(slowness))
     own = kinds.max() + (ranks[None] - ranks[:, None]) % len(ranks)
-    return np.where(wires, own, kinds), wires, why
+    links = "NVLinks" if fabric == "NVLink" else f"{fabric} links"
+    return np.where(wires, own, kinds), wires, f"{links} with wires of their own, as {why}"
 
 
-def _nvlinks_of(slowness: NDArray[np.float64], gpus: Sequence[str]) -> NDArray[np.bool_] | None:
-    """True for NVLinks that join pairs of GPUs: links faster than the PCIe slots of both GPUs.
+def _nvlinks_of(slowness: NDArray[np.float64], boards: Sequence[Board]) -> NDArray[np.bool_]:
+    """True for NVLinks that join pairs of GPUs: links faster than the PCIe slots of both, or of a mesh.
 
     There are none if those of a GPU add up to more than its NVLinks, which it then shares through a switch.
-    None if the board of a GPU is unknown.
     """
-    boards = [each for each in map(board_of, gpus) if each is not None]
-    if len(boards) < len(slowness):
-        return None
     slots = np.array([SLOT_GB_PER_S[each.pcie] for each in boards])
     most = np.array([each.num_nvlinks * each.nvlink_gb_per_s for each in boards])
+    meshed = np.array([each.is_meshed for each in boards])
     off = ~np.eye(len(slowness), dtype=bool)
     rates = np.where(off, 1 / np.where(off, slowness, 1.0), 0.0)
-    found: NDArray[np.bool_] = (rates > np.minimum.outer(slots, slots)) & (np.minimum.outer(most, most) > 0)
+    is_faster = rates > np.minimum.outer(slots, slots)
+    may_join = off & (np.minimum.outer(most, most) > 0)
+    found: NDArray[np.bool_] = may_join & (is_faster | np.logical_and.outer(meshed, meshed))
     is_switched = (np.where(found, rates, 0.0).sum(axis=1) > _SLACK * most).any()
     return found & (not is_switched)
 

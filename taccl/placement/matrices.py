@@ -1,4 +1,4 @@
-"""Read probes from this package's JSON, matrices in CSV, output of CUDA tools, or a log for each pair."""
+"""Read probes from this package's JSON, matrices in CSV, output of CUDA or ROCm tools, or logs by pair."""
 
 from __future__ import annotations
 
@@ -33,10 +33,14 @@ _LIMIT_BYTES = 64 * 10**6
 _P2P = re.compile(
     r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*(?:Matrix|\((?:GB/s|us)\))", re.IGNORECASE
 )
-#: Heading of a matrix of either CUDA tool; its group is the label that a launcher or a logger put before it.
+#: Line above the one-way matrix of rocm_bandwidth_test, or of TransferBench's preset `p2p`.
+_ROCM = re.compile(r"(?i)^\s*Unidirectional copy peak bandwidth GB/s(?!.*\bNIC\b)")
+#: Line of rocm_bandwidth_test that names a device; GPUs have an id and an address as well.
+_ROCM_DEVICE = re.compile(r"(?i)^\s*Device:\s+(\d+),.*,\s*[0-9a-f]+:[0-9a-f]+\.\d\s*$")
+#: Heading of a matrix of these tools; its group is the label that a launcher or a logger put before it.
 _HEADING = re.compile(
     r"(?i)(.{0,120}?)(?:(?:Uni|Bi)directional\s+P2P=|P2P=(?:Enabled|Disabled)|memcpy \w+ GPU\(row\)|"
-    r"Device to Device Latency)"
+    r"Device to Device Latency|Unidirectional copy peak)"
 )
 #: Line of p2pBandwidthLatencyTest on a pair without peer access.
 _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
@@ -48,6 +52,8 @@ _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwid
 _NVBANDWIDTH_TEST = re.compile(r"^\s*Running (\w+)\.")
 #: Advice on pairs of GPUs that nvbandwidth does not measure.
 _NO_PEERS = "such GPUs have no peer access; p2pBandwidthLatencyTest measures them through host memory"
+#: The same for rocm_bandwidth_test.
+_NO_PEERS_ROCM = "such GPUs have no peer access; save the matrix as CSV, with their rates through host memory"
 #: Line above a matrix of nvbandwidth with latencies between GPUs.
 _NVBANDWIDTH_LATENCY = re.compile(r"^Device to Device Latency \w+ GPU\(row\) <-> GPU\(column\) \(ns\)")
 #: Header of mpiGraph's matrix of rates out of each host; its MB have 2^20 bytes. `_MPIGRAPH_ROW`: its rows.
@@ -58,8 +64,8 @@ _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTIL
 
 
 @reads(
-    "matrix of pairs", MATRIX_IN_TEXT, "probe", "matrix of nvbandwidth", "output of mpiGraph",
-    "file of logs by pair",
+    "matrix of pairs", MATRIX_IN_TEXT, "probe", "matrix of nvbandwidth",
+    "matrix of rocm_bandwidth_test or TransferBench", "output of mpiGraph", "file of logs by pair",
 )  # fmt: skip
 def load_probe(path: str | os.PathLike[str]) -> Probe:
     """Load a probe from this package's JSON, or from a file that another tool wrote.
@@ -71,6 +77,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     - Output of the CUDA sample p2pBandwidthLatencyTest: its first one-way matrices, with P2P enabled if
       present.
     - Output of nvbandwidth: its first one-way matrix of GPUs, and its matrix of latencies if present.
+    - Output of rocm_bandwidth_test, or of TransferBench's preset `p2p`: its one-way matrix, without CPUs.
     - Output of mpiGraph: its matrix `Send`.
     - Logs of `ib_write_bw`, `osu_latency` or `osu_bw` one after the other, each below a line ``# pair A B``.
 
@@ -87,6 +94,8 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
             return _of_p2p(lines, where)
         if any(_NVBANDWIDTH.match(line) for line in lines):
             return _of_nvbandwidth(lines, where)
+        if any(map(_ROCM.match, lines)):
+            return _of_rocm(lines, where)
         if any(map(_MPIGRAPH.match, lines)):
             return _of_mpigraph(lines, where)
         return _of_pairs(text, where) if _PAIR.search(text) else _of_rows(lines, where)
@@ -277,6 +286,45 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
         tuple(f"GPU {i}" for i in table.names), None if latency is None else latency.values / 1000, values,
         assumed=(*[told] * (len(heads) > 1), *[domain] * (len(hosts) > 1)),
         gpus=_models(table, lines) if len(hosts) < 2 else (),
+    )  # fmt: skip
+
+
+def _of_rocm(lines: Sequence[str], where: str) -> Probe:
+    """Probe from the one-way matrix of rocm_bandwidth_test or TransferBench: its rows and columns of GPUs.
+
+    Both also list CPUs, which rocm_bandwidth_test does not name as such: they have neither an address nor a
+    rate of copies to themselves.
+    """
+    at = next(at for at, line in enumerate(lines, 1) if _ROCM.match(line))
+    below = {
+        number: re.sub(r"\b([CG]PU) (?=\d)", r"\1", line).replace("->", " ").split()
+        for number, line in enumerate(lines[at:], at + 1)
+        if line.strip()
+    }
+    head = next(iter(below.values()), [])
+    rows = dict(list(below.items())[: len(head)])
+    devices = {device[1] for device in map(_ROCM_DEVICE.match, lines) if device}
+    own = {row[0]: dict(zip(head, row, strict=False)).get(row[0], "") for row in rows.values()}
+    keep = [
+        place
+        for place, name in enumerate(head[1:], 1)
+        if name.startswith("GPU") or name in devices or (name.isdecimal() and own.get(name, "")[:1].isdigit())
+    ]
+    if len(keep) < 2:
+        said = f"found a matrix of {format_count(len(keep), 'GPU')}; expected one of two GPUs or more"
+        raise FormatError(f"{said}; run the test on all GPUs", where=f"{where}: line {at}")
+    names = {head[place] for place in keep}
+    table = table_of(
+        {
+            number: [row[place] for place in [0, *keep] if place < len(row)]
+            for number, row in rows.items()
+            if row is head or row[0] in names
+        },
+        where, each="GPU", remedy=_NO_PEERS_ROCM,
+    )  # fmt: skip
+    return Probe(
+        tuple(f"GPU {i}" for i in range(len(keep))), bandwidth_gb_per_s=table.values,
+        assumed=("CPUs are left out",) * (len(keep) < len(head) - 1), gpus=_models(table, lines),
     )  # fmt: skip
 
 

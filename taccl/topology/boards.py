@@ -1,4 +1,4 @@
-"""GPU boards by the names that drivers print: their NVLinks and PCIe slots, by data sheets."""
+"""GPU boards by the names that drivers print: their NVLinks or xGMI links and PCIe slots, by data sheets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ SLOT_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, 6: 121.0}
 class Board(NamedTuple):
     """Links of a GPU board.
 
-    - `num_nvlinks`: Max number of NVLinks; 0 for boards without any.
-    - `nvlink_gb_per_s`: GB/s of one NVLink each way.
+    - `num_nvlinks`: Max number of NVLinks, on boards of AMD of xGMI links; 0 for boards without any.
+    - `nvlink_gb_per_s`: GB/s of one such link each way.
     - `pcie`: PCIe generation of its slot.
+    - `fabric`: Name of the links.
+    - `is_meshed`: True if such links join every pair of these GPUs in a server.
     """
 
     num_nvlinks: int
     nvlink_gb_per_s: float
     pcie: int
+    fabric: str = "NVLink"
+    is_meshed: bool = False
 
 
 #: ((pattern in names of boards, board), ...), by the data sheets; the first match counts.
@@ -42,6 +46,12 @@ _BOARDS = tuple(
         (r"\bG?B[12]00\b", 18, 50, 5),
         (r"\bG?H(?:100|200|800|20)\b", 18, 25, 5),
         (r"\bRTX (?:50\d\d|PRO \d{4})", 0, 0, 5),
+        (r"\bMI300A\b", 8, 64, 5, "xGMI", True),
+        (r"\bMI3(?:00X|08X|25X)", 7, 64, 5, "xGMI", True),
+        (r"\bMI35[05]X", 7, 76.8, 5, "xGMI", True),
+        (r"\bMI210\b", 3, 50, 4, "xGMI"),
+        (r"\bMI100\b", 3, 46, 4, "xGMI"),
+        (r"\bMI[56]0\b|\bRadeon Pro VII\b", 2, 46, 4, "xGMI"),
     )
 )
 #: Line that names one or more GPUs by number, as of ``nvidia-smi -L``, benchmarks and bug reports.

@@ -267,6 +267,25 @@ def test_names_of_gpus_tell_nvlinks_from_pcie(gpu, sum_gb_per_s):
     assert is_of_nvlinks != any("share a port" in each for each in topology.assumed)
 
 
+@pytest.mark.parametrize(("count", "rate", "has_wires"), [(8, 48.0, True), (64, 48.0, False)])
+def test_a_mesh_of_xgmi_has_a_wire_for_each_pair(count, rate, has_wires):
+    """Eight MI300X have 64 GB/s of xGMI to each other, slower than a PCIe 5 slot; 64 partitions share links.
+
+    A GPU gets 56 of the 64 MB over seven links of 48 GB/s in 167 us, not over one of 48 in 1167 us.
+    """
+    probe = Probe(
+        tuple(f"GPU {i}" for i in range(count)), bandwidth_gb_per_s=np.full((count, count), rate),
+        gpus=("AMD Instinct MI300X",) * count,
+    )  # fmt: skip
+    topology = probe.topology()
+    said = "at least 48 GB/s are xGMI links with wires of their own, as they join all AMD Instinct MI300X"
+    assert has_wires == any(said in each for each in topology.assumed)
+    assert has_wires != any("share a port" in each for each in topology.assumed)
+    if has_wires:
+        problem = taccl.make_problem(topology, "allgather", size_bytes=64 * 10**6)
+        assert taccl.lower_bound(problem, divisible=True).bound_us == pytest.approx(167, rel=0.01)
+
+
 def test_nvlinks_through_a_switch_share_a_port():
     """Eight V100 with 137 GB/s for each pair share their six NVLinks, 150 GB/s, through a switch."""
     names = tuple(f"GPU {i}" for i in range(8))
@@ -618,6 +637,45 @@ class TestMatrices:
             + "Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n   D\\D 0 1\n 0 900 24\n 1 25 900\n"
         )
         assert load_probe(path).gpus == (("NVIDIA L4",) * 2 if first == 0 else ())
+
+    @pytest.mark.parametrize("label", ["", "[1,0]<stdout>:"])
+    def test_rocm_bandwidth_test(self, tmp_path, label):
+        """The one-way rates of GPUs are read without those of CPUs, and the models of the GPUs."""
+        path = tmp_path / "rocm.txt"
+        lines = [
+            "          RocmBandwidthTest Version: 2.6.0", "", "          Device: 0,  Example 7003 CPU",
+            "          Device: 1,  AMD Instinct MI210,  GPU-aa,  0c:0.0",
+            "          Device: 2,  AMD Instinct MI210,  GPU-bb,  43:0.0", "",
+            "          Unidirectional copy peak bandwidth GB/s", "", "          D/D    0      1      2", "",
+            "          0      N/A    21.5   22.5", "", "          1      20.5   901.5  41.5", "",
+            "          2      23.5   42.5   902.5", "", "          Bidirectional copy peak bandwidth GB/s",
+            "", "          D/D    0      1      2", "",
+        ]  # fmt: skip
+        path.write_text("".join(f"{label}{line}\n" for line in lines))
+        probe = load_probe(path)
+        assert probe.hosts == ("GPU 0", "GPU 1")
+        assert [probe.bandwidth_gb_per_s[pair] for pair in ((0, 1), (1, 0))] == [41.5, 42.5]
+        assert probe.gpus == ("AMD Instinct MI210",) * 2
+        assert probe.assumed == ("CPUs are left out",)
+        path.write_text("\n".join(lines).replace("41.5", "N/A "))
+        with pytest.raises(FormatError, match="GPUs; such GPUs have no peer access; save the matrix as CSV"):
+            load_probe(path)
+        path.write_text("\n".join(lines).replace("902.5", "N/A").replace(",  43:0.0", ""))
+        with pytest.raises(FormatError, match="line 7: found a matrix of 1 GPU; expected one of two GPUs"):
+            load_probe(path)
+
+    def test_transferbench(self, tmp_path):
+        """TransferBench names CPUs, which also copy to themselves; its table of averages is left out."""
+        path = tmp_path / "p2p.txt"
+        path.write_text(
+            "TransferBench v1.50\nUnidirectional copy peak bandwidth GB/s [Local read / Remote write]\n"
+            " SRC+EXE\\DST    CPU 00    GPU 00    GPU 01\n  CPU 00  ->     31.5      22.5      23.5\n\n"
+            "  GPU 00  ->     33.5     801.5      47.5\n  GPU 01  ->     34.5      48.5     802.5\n"
+            "              CPU->CPU  CPU->GPU  GPU->CPU  GPU->GPU\n"
+        )
+        probe = load_probe(path)
+        assert probe.hosts == ("GPU 0", "GPU 1")
+        assert [probe.bandwidth_gb_per_s[pair] for pair in ((0, 1), (1, 0))] == [47.5, 48.5]
 
     def test_mpigraph(self, tmp_path):
         """The matrix Send of mpiGraph is read, in MB/s of 2^20 bytes; a row that is missing is named."""

@@ -24,16 +24,21 @@ from taccl.topology.boards import board_of, boards_in, common_board
         ("NVIDIA B200", (18, 50, 5)),
         ("NVIDIA GB300", (18, 50, 6)),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (0, 0, 5)),
+        ("AMD Instinct MI210", (3, 50, 4)),
+        ("AMD Instinct MI325X VF", (7, 64, 5)),
     ],
 )
 def test_links_are_those_of_the_data_sheet(name, links):
-    """Names of boards give the number of NVLinks, the rate of one, and the generation of PCIe."""
-    assert board_of(name) == links
+    """Names of boards give the number of NVLinks or xGMI links, the rate of one, and the generation of PCIe."""
+    board = board_of(name)
+    assert board[:3] == links
+    assert board.fabric == ("xGMI" if name.startswith("AMD") else "NVLink")
+    assert board.is_meshed == name.startswith("AMD Instinct MI3")
 
 
-@pytest.mark.parametrize("name", ["AMD Instinct MI300X", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "8.0"])
+@pytest.mark.parametrize("name", ["AMD Radeon Graphics", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "8.0"])
 def test_other_names_give_no_board(name):
-    """A GPU of another vendor, a part of a GPU and a number are no boards."""
+    """An unknown GPU, a part of a GPU and a number are no boards."""
     assert board_of(name) is None
 
 
@@ -55,6 +60,6 @@ def test_names_are_found_in_texts(text):
 
 def test_boards_that_differ_have_no_links_in_common():
     """Only boards with equal links count as one."""
-    assert common_board(["NVIDIA L40S", "NVIDIA L4"]) == ("NVIDIA L40S", (0, 0, 4))
+    assert common_board(["NVIDIA L40S", "NVIDIA L4"]) == ("NVIDIA L40S", board_of("NVIDIA L4"))
     assert common_board(["NVIDIA L40S", "NVIDIA B200"]) is None
     assert common_board([]) is None

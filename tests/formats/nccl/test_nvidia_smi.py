@@ -424,7 +424,7 @@ def test_matrices_without_nvlinks_say_so(tmp_path):
         (["NVIDIA RTX A6000"] * 3, "14.0625", "24"),
         (["NVIDIA RTX A6000", "NVIDIA RTX A6000", "NVIDIA L4"], "25", "12"),
         (["NVIDIA L4"] * 3, "25", "24"),
-        (["MI300X"] * 3, "25", "12"),
+        (["Unheard of"] * 3, "25", "12"),
     ],
     ids=["named", "mixed", "without NVLinks", "unknown"],
 )
