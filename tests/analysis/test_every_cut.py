@@ -315,6 +315,23 @@ def test_padding_is_no_part_of_the_bound_over_all_chunkings():
     assert every.bound * 10**6 == bound_over_all_chunkings(exact).bound
     assert every.bound < bound.bound
     assert every.check()
+    assert every.problem.size_bytes == 11
+
+
+def test_padding_is_no_part_of_any_bound_of_divisible_data():
+    """`lower_bound`, `prices` and a synthesis agree; sends may merge, although the default allows less.
+
+    Latency is longer than the transmission of 5 B, and shorter than that of 4 chunks of 2 B.
+    """
+    topology = taccl.topologies.fully_connected(4, alpha_us=7, bandwidth_gb_per_s="0.001")
+    problem = taccl.make_problem(topology, "allreduce", size_bytes=5)
+    bound = taccl.lower_bound(problem)
+    every = bound_over_all_chunkings(taccl.lower_bound(problem, divisible=False))
+    assert bound.bound == every.bound == taccl.prices(problem).divisible.bound
+    for each in (bound, every):
+        assert each.check()
+        assert each.problem.size_bytes == 5
+        assert each.problem.clauses.merging == frozenset(range(12))
 
 
 @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
@@ -327,7 +344,7 @@ def test_without_time_padding_reduces_the_whole_bound(monkeypatch, collective):
     def late(*_):
         raise OutOfTime("time is up")
 
-    monkeypatch.setattr(scopes, "_unpadded", late)
+    monkeypatch.setattr(bounds, "without_padding", late)
     monkeypatch.setattr(scopes, "_MOST_PRICED", 0)
     every = bound_over_all_chunkings(same, budget_s=10.0)
     assert every.check()

@@ -43,6 +43,8 @@ from taccl.analysis.certificates.transformed import (
     late_part,
     merging_freely,
     release_dates,
+    share_of_data,
+    without_padding,
 )
 from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
@@ -119,8 +121,8 @@ def lower_bound(
         The problem; the bound respects its clauses.
     divisible : bool, optional
         True bounds data that may be cut arbitrarily finely, rather than whole chunks. Sends may then carry
-        any number of chunks, unless a sketch limits it. Default: True if the problem leaves the number of
-        chunks open.
+        any number of chunks, unless a sketch limits it, and bytes that pad chunks do not count. Default: True
+        if the problem leaves the number of chunks open.
     in_network : bool or "only"
         True assumes that all switches can reduce and multicast without limit. Without it, only links that
         the topology declares do so. ``"only"`` bounds schedules whose sums are all made by the topology's
@@ -154,7 +156,14 @@ def lower_bound(
     require_address_space()
     if in_network == "only":
         check_switches_add(problem.topology)
-    if problem.release_us or problem.due_us:
+    has_dates = bool(problem.release_us or problem.due_us)
+    if (divisible or (divisible is None and problem.chunks_open and not has_dates)) and (
+        share_of_data(problem) < 1
+    ):
+        return _of_data(
+            problem, in_network=in_network, budget_s=budget_s, limit_s=limit_s, end_s=end_s, finish=finish
+        )
+    if has_dates:
         given: dict[str, Any] = {
             "divisible": divisible,
             "in_network": in_network,
@@ -185,6 +194,28 @@ def lower_bound(
     best = max(claims, key=lambda claim: (claim.ticks, -claim.preference))
     certificate = _certified(problem, best, divisible=divisible, in_network=in_network)
     return replace(certificate, is_cut_off=is_cut_off)
+
+
+def _of_data(problem: Problem, *, end_s: float | None, **options: Any) -> Certificate:
+    """Bound for divisible data without the bytes that pad its chunks.
+
+    If time is too short to take the padding off each link, the bound for padded data is reduced by its share.
+    Costs of the data are at least its share of the costs of the padded data, and so are finishes.
+    """
+    end = Deadline() if end_s is None else Deadline.after(end_s)
+    try:
+        with end.enforced():
+            data, share = without_padding(merging_freely(problem)), Fraction(1)
+    except OutOfTime:
+        data, share = replace(problem, size_bytes=None), share_of_data(problem)
+    end_s = None if end_s is None else max(0.0, end.left_s)
+    found = lower_bound(data, divisible=True, end_s=end_s, **options)
+    return of_size(replace(found, bound=share * found.bound), problem.size_bytes)
+
+
+def of_size(certificate: Certificate, size_bytes: int | None) -> Certificate:
+    """The certificate with the size of its problem's data set, by which it states bandwidths."""
+    return replace(certificate, problem=replace(certificate.problem, size_bytes=size_bytes))
 
 
 def _collected(found: Generator[Claim, None, bool], claims: list[Claim]) -> bool:

@@ -14,14 +14,12 @@ from fractions import Fraction
 from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_gap, format_us
-from taccl.analysis.certificates.bounds import latency_bound, lower_bound
+from taccl.analysis.certificates.bounds import latency_bound, lower_bound, of_size
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant, OfPrices, by_its_prices
-from taccl.analysis.certificates.transformed import merging_freely
+from taccl.analysis.certificates.transformed import merging_freely, without_padding
 from taccl.problem.making import default_clauses
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.sketch.symmetry import share_permutations
-from taccl.topology.transform import rescaled
 
 #: `_BUDGET_S`: budget of a bound over all chunkings, in seconds.
 #: `LIMIT_TIMES`: time limit of the bound's search (`limit_s` of `lower_bound`), as a multiple of the budget.
@@ -50,8 +48,8 @@ def bound_over_all_chunkings(
 ) -> Certificate | None:
     """Bound over all chunkings for the problem of `bound`; None if it would take too long.
 
-    Padding to whole bytes does not count, since another chunking pads less. For large problems, the bound is
-    that of cuts around nodes and ranks.
+    Padding does not count, as in `lower_bound`. For large problems, the bound is that of cuts around nodes
+    and ranks.
 
     - `budget_s`: Approximate seconds. A cached bound that used up a much smaller budget is computed again.
       Default: a cached bound, or one computed in 1 s.
@@ -74,23 +72,22 @@ def bound_over_all_chunkings(
         elif end_s < busy_factor() * _LEAST_END_S:  # more than cuts would be begun in vain
             end_s = 0.0
         end = Deadline.after(end_s) if end_s < math.inf else NEVER
-        unpadded, share = _unpadded_by(end, problem)
         try:
             every = lower_bound(
-                unpadded, divisible=True, in_network=bound.in_network, budget_s=budget_s,
+                problem, divisible=True, in_network=bound.in_network, budget_s=budget_s,
                 limit_s=LIMIT_TIMES * budget_s, end_s=None if end is NEVER else max(0.0, end.left_s),
             )  # fmt: skip
         except OutOfTime:  # record the failure, so that it is not repeated with the same budget
             known = found[bound.in_network] = _Found(None if known is None else known.bound, budget_s)
             return known.bound
-        every = replace(every, bound=share * every.bound)
         is_final = is_large or not every.is_cut_off
         every = every if known is None else stronger(every, known.bound)
         known = found[bound.in_network] = _Found(every, math.inf if is_final else budget_s)
     is_weaker = known.bound is not None and known.used_s < math.inf and known.bound.bound < bound.bound
     if is_weaker and isinstance(bound.witness, OfPrices) and problem.collective.num_chunks <= _MOST_PRICED:
-        priced = by_its_prices(bound, merging_freely(_unpadded(problem.without_dates())))
+        priced = by_its_prices(bound, without_padding(merging_freely(problem.without_dates())))
         if priced is not None:
+            priced = of_size(priced, problem.size_bytes)
             known = found[bound.in_network] = _Found(stronger(priced, known.bound), known.used_s)
     return known.bound
 
@@ -189,38 +186,6 @@ def gap_text(
     if is_open:
         return f"{over} ({proven or f'{gap} for {bound.scope}'})"
     return f"{gap} ({proven}; {over})" if proven else f"{gap} for {bound.scope} ({over})"
-
-
-def _unpadded(problem: Problem) -> Problem:
-    """Return the problem with betas reduced by the share of padding in its bytes."""
-    share = _share_of_data(problem)
-    if share == 1:
-        return problem
-    topology = rescaled(problem.topology, dict.fromkeys(((False, "beta"), (True, "beta")), share))
-    share_permutations(topology, problem.topology)
-    size_bytes = problem.collective.size_chunks * problem.chunk_bytes[0]
-    return replace(problem, topology=topology, size_bytes=size_bytes)
-
-
-def _share_of_data(problem: Problem) -> Fraction:
-    """Bytes of data over those of whole chunks, which padding rounds up; 1 without padding."""
-    padded = problem.collective.size_chunks * problem.chunk_bytes[0] if problem.chunk_bytes else 0
-    if problem.size_bytes is None or not 0 < problem.size_bytes < padded or len(set(problem.chunk_bytes)) > 1:
-        return Fraction(1)
-    return Fraction(problem.size_bytes, padded)
-
-
-def _unpadded_by(end: Deadline, problem: Problem) -> tuple[Problem, Fraction]:
-    """(problem, share): the share of the problem's bounds holds for the data without padding.
-
-    The problem is that without padding, and the share 1. If time is too short to make it, the problem remains
-    as it is. Costs of the data are at least its share of the costs of the padded data, and so are finishes.
-    """
-    try:
-        with end.enforced():
-            return _unpadded(problem), Fraction(1)
-    except OutOfTime:
-        return problem, _share_of_data(problem)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Transformed problems for bounds: time-reversed, without useless merging, or with a part of the data.
+"""Transformed problems for bounds: time-reversed, without useless merging or padding, or a part of the data.
 
 The part is the data that enters a node, or the data of late releases. A bound from a release date on is that
 date plus a bound for the data released then or later. Scheduling on a single machine has the same bound, with
@@ -21,7 +21,9 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.making import default_clauses
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduce_phase
+from taccl.sketch.symmetry import share_permutations
 from taccl.topology.in_network import shared_links
+from taccl.topology.transform import rescaled
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
@@ -139,6 +141,27 @@ def merging_freely(problem: Problem) -> Problem:
         return problem
     everywhere, most = frozenset(problem.links_allowed), max(clauses.max_merge, problem.collective.num_chunks)
     return problem.with_clauses(merging=everywhere, max_merge=most)
+
+
+def share_of_data(problem: Problem) -> Fraction:
+    """Bytes of data over those of whole chunks, which padding rounds up; 1 without padding."""
+    padded = problem.collective.size_chunks * problem.chunk_bytes[0] if problem.chunk_bytes else 0
+    if problem.size_bytes is None or not 0 < problem.size_bytes < padded or len(set(problem.chunk_bytes)) > 1:
+        return Fraction(1)
+    return Fraction(problem.size_bytes, padded)
+
+
+def without_padding(problem: Problem) -> Problem:
+    """Return the problem of the data alone: betas are reduced by the share of padding in its bytes.
+
+    Its size is unset, so that padding is taken off once. A problem without padding is returned unchanged.
+    """
+    share = share_of_data(problem)
+    if share == 1:
+        return problem
+    topology = rescaled(problem.topology, dict.fromkeys(((False, "beta"), (True, "beta")), share))
+    share_permutations(topology, problem.topology)
+    return replace(problem, topology=topology, size_bytes=None)
 
 
 def late_part(problem: Problem, date: Fraction) -> Problem | None:
