@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 #: `_RUN_TIMES`: file with the run time and the waiting time of the calling thread, in ns.
 #: `_LEAST_RUN_S`: min seconds of run time between two updates of the busy factor from `_RUN_TIMES`.
-_RUN_TIMES, _LEAST_RUN_S = "/proc/thread-self/schedstat", 0.2
+#: `_FIRST_RUN_S`: min seconds of run time before its first update in this process.
+_RUN_TIMES, _LEAST_RUN_S, _FIRST_RUN_S = "/proc/thread-self/schedstat", 0.2, 0.05
 
 
 def busy_factor() -> float:
@@ -46,9 +47,10 @@ def busy_factor() -> float:
         return _load_factor()
     ran_ns, waited_ns = times
     ran_s, waited_s = (ran_ns - _seen.ran_ns) / 1e9, (waited_ns - _seen.waited_ns) / 1e9
-    if ran_s >= _LEAST_RUN_S:
+    if ran_s >= (_LEAST_RUN_S if _Seen.is_known else _FIRST_RUN_S):
         _seen.ran_ns, _seen.waited_ns = ran_ns, waited_ns
         _Seen.factor = _seen.factor = 1 + waited_s / ran_s
+        _Seen.is_known = True
     return _seen.factor
 
 
@@ -56,9 +58,10 @@ class _Seen(threading.local):
     """Run time, waiting time and busy factor of a thread at its last evaluation.
 
     A thread that has not yet run for `_LEAST_RUN_S` uses the factor that another thread found last.
+    `is_known` is True once some thread has found one.
     """
 
-    ran_ns, waited_ns, factor = 0, 0, 1.0
+    ran_ns, waited_ns, factor, is_known = 0, 0, 1.0, False
 
 
 _seen = _Seen()

@@ -14,6 +14,7 @@ def run_times(tmp_path, monkeypatch):
     monkeypatch.setattr(deadline, "_RUN_TIMES", str(path))
     monkeypatch.setattr(deadline, "_seen", deadline._Seen())
     monkeypatch.setattr(deadline._Seen, "factor", 1.0)
+    monkeypatch.setattr(deadline._Seen, "is_known", False)
     return lambda ran_s, waited_s: path.write_text(f"{ran_s * 10**9:.0f} {waited_s * 10**9:.0f} 7\n")
 
 
@@ -34,6 +35,12 @@ def test_the_busy_factor_stays_until_more_work_is_done(run_times):
     deadline.busy_factor()
     run_times(1.05, 9.0)
     assert deadline.busy_factor() == pytest.approx(4.0)
+
+
+def test_the_start_of_a_program_tells_how_busy_the_machine_is(run_times):
+    """The first busy factor follows from 0.1 s of work, as decisions at the start of a program need it."""
+    run_times(0.1, 0.2)
+    assert deadline.busy_factor() == pytest.approx(3.0)
 
 
 def test_without_run_times_the_load_of_the_machine_counts(tmp_path, monkeypatch):
