@@ -36,8 +36,8 @@ _BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
 _ESTIMATE_S, _ESTIMATE_S_PER_LINK, _ESTIMATE_S_PER_ARRIVAL = 0.005, 7e-6, 3e-7
 #: `_PROTOCOL_SHARE`: max share of a verb's remaining time for comparing protocols by baselines and bounds.
 #: `_ESTIMATE_SHARE`: max share for comparing them by estimates, as a wrong protocol can cost a factor of 10.
-#: `_LEAST_ESTIMATE_S`: min seconds for estimates of protocols, whatever the time limit.
-_PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
+#: `_LEAST_ESTIMATE_S`: min CPU seconds for estimates of protocols, whatever the time limit.
+_PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.3
 #: `_SLOW_SHARE`: max share of the `_PROTOCOL_SHARE` time that baselines or bounds may be expected to need.
 #: Estimates replace baselines or bounds that need more, if chunks are of equal size.
 #: `_SLOW_LIMIT`: share of the `_PROTOCOL_SHARE` time after which estimates replace baselines and bounds.
@@ -88,7 +88,7 @@ class _Ratings:
         self.problem, self._topology = problem, problem.topology
         self.promised_us: dict[str, float] = {}
         self.by = ""
-        self._last = limit.sooner(_ESTIMATE_SHARE * limit.left_s).at_least(_LEAST_ESTIMATE_S)
+        self._last = limit.sooner(_ESTIMATE_SHARE * limit.left_s).at_least(busy_factor() * _LEAST_ESTIMATE_S)
         self._limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
         self._is_even = len(set(problem.chunk_bytes)) < 2
         # Estimates assume that all ranks take part alike.
