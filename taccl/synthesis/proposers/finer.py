@@ -51,8 +51,10 @@ _HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 4e-6, 0.7, 0.6, 0.
 #: After the time limit, a schedule that takes at most this multiple of its estimate is good enough.
 _AS_ESTIMATED = 1.05
 
-#: Max transfers of a baseline in finer chunks, as many as recursive doubling of 64 chunks on 64 ranks has.
-_CUT_TRANSFERS = 64 * 64 * 6
+#: `_CUT_TRANSFERS`: max transfers of a baseline that is tried in finer chunks, as many as recursive doubling
+#: of 64 chunks on 64 ranks has.
+#: `_MERGED_TRANSFERS`: max transfers of a baseline that usually gains, if messages may merge (0.1 s of CPU).
+_CUT_TRANSFERS, _MERGED_TRANSFERS = 64 * 64 * 6, 100_000
 
 #: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks, even past the deadline.
 #: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify a baseline in finer chunks.
@@ -123,6 +125,7 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000
     kind = "root" if is_at_one_rank(problem) else "all"
     usual = {name for name, row in TABLE.items() if row.finer_chunks in (kind, "both")}
+    most = _MERGED_TRANSFERS if may_merge(open_problem) else _CUT_TRANSFERS
     few = [
         (
             # Data of one rank is first cut coarsely, so that some schedule is complete in time.
@@ -133,7 +136,7 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             name,
         )
         for name, whole in made_of(problem).items()
-        if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
+        if name not in tried and whole.num_transfers <= (most if name in usual else _CUT_TRANSFERS)
     ]
     late: list[str] = []
     for _, _, least_us, name in sorted(few):

@@ -97,6 +97,18 @@ def test_merged_messages_compete_where_chunks_are_open():
     assert found.best.problem.clauses.merging and found.best.problem == found.problem
 
 
+@pytest.mark.parametrize(("most", "is_merged"), [(100_000, True), (0, False)])
+def test_messages_of_many_transfers_merge_where_that_usually_gains(monkeypatch, most, is_merged):
+    """A bucket allgather of many small chunks is tried with merged messages, whose latency counts once."""
+    monkeypatch.setattr(finer, "_CUT_TRANSFERS", 0)
+    monkeypatch.setattr(finer, "_MERGED_TRANSFERS", most)
+    problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allgather", size_bytes=10**5)
+    search = Search(replace(problem, chunks_open=False), Options(), NEVER, asked=problem)
+    baseline_proposals.offer_first(search, ["bucket", "ring"])
+    found = finer.offer_cut(search, NEVER)
+    assert is_merged == (found is not None and found.best.finish < search.best.finish)
+
+
 @pytest.mark.parametrize(("second_us", "kept"), [(9.96, [10.0, 9.96]), (9.98, [10.0])])
 def test_merged_forms_in_finer_chunks_must_pay(second_us, kept, monkeypatch):
     """Finer chunks that gain less than 0.3 % by their estimate are left out."""
