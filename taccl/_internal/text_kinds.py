@@ -41,7 +41,10 @@ FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the mach
 FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"
 CHAKRA = "taccl.workload.from_chakra reads it in Python"
 _NCCL_DUMP = "the topology is in the file that NCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
-_RCCL_DUMP = "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+_RCCL_DUMP = (
+    "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml; for measured rates give "
+    "what `rocm-bandwidth-test -a` or `TransferBench p2p` prints, or name a machine, e.g. mi300x"
+)
 _SERVER = (
     "for the topology of a server give what `nvidia-smi topo -m` prints, or the file that NCCL writes with "
     "NCCL_TOPO_DUMP_FILE=topo.xml"
