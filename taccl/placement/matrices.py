@@ -37,6 +37,8 @@ _P2P = re.compile(
 _ROCM = re.compile(r"(?i)^\s*Unidirectional copy peak bandwidth GB/s(?!.*\bNIC\b)")
 #: Line of rocm_bandwidth_test that names a device; GPUs have an id and an address as well.
 _ROCM_DEVICE = re.compile(r"(?i)^\s*Device:\s+(\d+),.*,\s*[0-9a-f]+:[0-9a-f]+\.\d\s*$")
+#: Row of TransferBench with the least or greatest rates of one row, or their standard deviations.
+_ROCM_SPREAD = re.compile(r"^\s*[CG]PU \d+\s+(?:min|max|sd)\b")
 #: Heading of a matrix of these tools; its group is the label that a launcher or a logger put before it.
 _HEADING = re.compile(
     r"(?i)(.{0,120}?)(?:(?:Uni|Bi)directional\s+P2P=|P2P=(?:Enabled|Disabled)|memcpy \w+ GPU\(row\)|"
@@ -297,9 +299,9 @@ def _of_rocm(lines: Sequence[str], where: str) -> Probe:
     """
     at = next(at for at, line in enumerate(lines, 1) if _ROCM.match(line))
     below = {
-        number: re.sub(r"\b([CG]PU) (?=\d)", r"\1", line).replace("->", " ").split()
+        number: re.sub(r"\b([CG]PU) (?=\d)", r"\1", line).replace("->", " ").replace(",", " ").split()
         for number, line in enumerate(lines[at:], at + 1)
-        if line.strip()
+        if line.strip() and not _ROCM_SPREAD.match(line)
     }
     head = next(iter(below.values()), [])
     rows = dict(list(below.items())[: len(head)])

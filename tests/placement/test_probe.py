@@ -664,14 +664,16 @@ class TestMatrices:
         with pytest.raises(FormatError, match="line 7: found a matrix of 1 GPU; expected one of two GPUs"):
             load_probe(path)
 
-    def test_transferbench(self, tmp_path):
-        """TransferBench names CPUs, which also copy to themselves; its table of averages is left out."""
+    @pytest.mark.parametrize("mark", ["", ","], ids=["text", "CSV"])
+    def test_transferbench(self, tmp_path, mark):
+        """TransferBench names CPUs, which also copy to themselves; spreads and averages are left out."""
         path = tmp_path / "p2p.txt"
         path.write_text(
             "TransferBench v1.50\nUnidirectional copy peak bandwidth GB/s [Local read / Remote write]\n"
             " SRC+EXE\\DST    CPU 00    GPU 00    GPU 01\n  CPU 00  ->     31.5      22.5      23.5\n\n"
-            "  GPU 00  ->     33.5     801.5      47.5\n  GPU 01  ->     34.5      48.5     802.5\n"
-            "              CPU->CPU  CPU->GPU  GPU->CPU  GPU->GPU\n"
+            "  GPU 00  ->     33.5     801.5      47.5\n  GPU 00 min     33.0     800.5      46.5\n"
+            "  GPU 01  ->     34.5      48.5     802.5\n"
+            "              CPU->CPU  CPU->GPU  GPU->CPU  GPU->GPU\n".replace("      ", f"{mark}      ")
         )
         probe = load_probe(path)
         assert probe.hosts == ("GPU 0", "GPU 1")
