@@ -116,7 +116,7 @@ def _link_time(problem: Problem, rng: random.Random) -> Witness:
 
 def _hub_time(problem: Problem, rng: random.Random) -> Witness:
     del problem
-    return HubTime(Fraction(rng.randrange(1, 60)), *_prices_and_factors(rng))
+    return HubTime(Fraction(rng.randrange(1, 60)), *_prices_and_factors(rng), rng.random() < 0.5)
 
 
 def _exchange_time(problem: Problem, rng: random.Random) -> Witness:

@@ -65,6 +65,7 @@ def test_the_certificate_proves_no_more():
         replace(witness, prices=(0, *witness.prices[1:])),
         replace(witness, prices=tuple(1000 + (i % 2) * 900 for i in range(len(witness.prices)))),
         replace(witness, prices=(1, 1), factors=(1, 1)),
+        replace(witness, shared=1),
     ):
         assert not replace(bound, witness=other).check()
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.hubs import Hubs
 from taccl.analysis.certificates.finding.horizons import HorizonSearch
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.problem.problem import Problem
@@ -53,6 +54,8 @@ class HubTime(Witness):
     - `prices`: Prices of port time at the ends of the cells of a grid. The grid divides the horizon, less the
       idle ticks of a send, into equal cells. Prices in between are interpolated linearly.
     - `factors`: Factors on the prices for holds of 0, 1, 2, ... cells, in millionths.
+    - `shared`: True if the first and the last of three sends share the price of a pair; else the first one
+      pays it.
     """
 
     kind = proves = "hub time"
@@ -61,11 +64,12 @@ class HubTime(Witness):
     horizon: Fraction
     prices: tuple[int, ...]
     factors: tuple[int, ...]
+    shared: bool
 
     def fits(self, problem: Problem) -> bool:
         """True if there are prices and factors for each number of cells, and few enough ranks to evaluate."""
         few = 3 <= problem.topology.num_ranks <= _MOST_RANKS and 3 <= len(self.prices) <= _MOST_CELLS + 1
-        return few and len(self.prices) == len(self.factors)
+        return few and len(self.prices) == len(self.factors) and isinstance(self.shared, bool)
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -82,13 +86,17 @@ def hub_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
     port = port_of(facts, facts.allowed)
     if port is None:
         return
-    search = _Search(facts, port, num_ranks, units)
     shrunk = min(1.0, (8 / num_ranks) ** 0.5)
     what = f"sums of {num_ranks} ranks, which hubs receive one send after another"
-    for cells, steps in ((_COARSE, _COARSE_STEPS), (_FINE, _FINE_STEPS)):
-        for found in search.lengthened(round(cells * shrunk), steps):
+    searches = [_Search(facts, port, num_ranks, units, shared=shared) for shared in (False, True)]
+    for search in searches:
+        for found in search.lengthened(round(_COARSE * shrunk), _COARSE_STEPS):
             yield Claim(found.horizon, what, found)
             demand.deadline.check()
+    best = max(searches, key=lambda each: each.best.horizon if each.best else 0)
+    for found in best.lengthened(round(_FINE * shrunk), _FINE_STEPS):
+        yield Claim(found.horizon, what, found)
+        demand.deadline.check()
 
 
 class Port(NamedTuple):
@@ -107,31 +115,38 @@ class _Search(HorizonSearch["HubTime"]):
     """Search for the longest horizon that prices prove, over a family of prices that fall and rise again.
 
     - `units`: Total units of the sums.
+    - `shared`: As in the witness. It matters in horizons in which three sends in a row have time.
     """
 
     families = _MIDDLES, _FALLS
 
-    def __init__(self, facts: Facts, port: Port, num_ranks: int, units: int) -> None:
-        self.facts, self.port = facts, port
+    def __init__(self, facts: Facts, port: Port, num_ranks: int, units: int, *, shared: bool) -> None:
+        self.facts, self.port, self.shared = facts, port, shared
         # The search starts at the latency of two hops, or at the time of all bytes through a port if longer.
         busy = port.idle + 2 * (num_ranks - 1) * port.beta * units / num_ranks
         # In longer horizons most holds are early, and other bounds prove more.
         hop = port.alpha + port.idle
-        super().__init__((max(2.0 * hop, busy),), _MOST_HOPS * hop, (2, 4))
+        start = max(3.0 * hop if shared else 2.0 * hop, busy)
+        super().__init__((start,), _MOST_HOPS * hop, (2, 4))
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> HubTime | None:
         """Witness with `one` of `_MIDDLES` and `two` of `_FALLS`; None if it does not prove the horizon."""
         middle, fall = one, two
         whole = Fraction(round(horizon))
+        # Times are rounded down to whole cells: least on a grid on which idle times are nearly whole.
+        alpha, idle = (each / (horizon - self.port.idle) for each in (self.port.alpha, self.port.idle))
+        grids = range(cells, cells * 7 // 8, -1)
+        cells = min(grids, key=lambda each: (-math.floor(alpha * each), (idle * each + 1e-3) % 1))
         alpha = float(self.port.alpha * cells / (whole - self.port.idle))
         if alpha >= cells - 1:
             return None
-        early = max(0, _last_early(whole, self.port, cells))
+        # If early holds pay for all pairs of their source, prices are constant as long as holds are early.
+        early = 0 if self.shared else max(0, _last_early(whole, self.port, cells))
         times = np.minimum(np.arange(-early, cells + 1 - early).clip(0), np.arange(cells, -1, -1)) * 2 / cells
         prices = np.rint(_PRICE * (middle + (1 - middle) * np.maximum(0, 1 - times / fall)))
         swing = float(np.abs(np.diff(prices)).max() / prices.min())
         factors = highest_factors(alpha, cells, swing)
-        found = HubTime(whole, tuple(map(int, prices.tolist())), factors)
+        found = HubTime(whole, tuple(map(int, prices.tolist())), factors, self.shared)
         return found if _is_proven(self.facts, found) else None
 
 
@@ -192,7 +207,7 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
     """True if the prices prove that no schedule ends before the horizon, over all chunkings."""
     num_ranks, units = facts.topology.num_ranks, facts.shared_units
     port = port_of(facts, facts.allowed) if units else None
-    if port is None or witness.horizon <= port.idle:
+    if port is None or not port.idle < witness.horizon <= _MOST_HOPS * (port.alpha + port.idle):
         return False
     prices, cells = witness.prices, len(witness.prices) - 1
     cell = Fraction(witness.horizon - port.idle) / cells
@@ -206,11 +221,16 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
     if pair >= NEVER // num_ranks**2:
         return False
     early = _last_early(witness.horizon, port, cells)
-    if early >= 0:
+    hop = cells + 1  # no send is known to be in the middle of three
+    if early >= 0 and witness.shared:
+        hop = least + shift
+        if hop < 1 or cells >= 3 * hop + least:  # the grid has room for four sends in a row
+            return False
+    elif early >= 0:
         if int(costs[: early + 1, : early + 1].min()) < pair * (num_ranks - 1):
             return False
         costs[:, : early + 1] = NEVER  # early sends pay for their pairs themselves
-    return _no_hub_gains(costs, least, shift, pair, num_ranks)
+    return not Hubs(costs, least, shift, hop, pair, num_ranks - 1).gain()
 
 
 def _last_early(horizon: Fraction, port: Port, cells: int) -> int:
@@ -272,46 +292,3 @@ def costs_of(prices: Sequence[int], factors: Sequence[int], least: int) -> NDArr
         area = twice[length:] - twice[:-length] if length else 2 * at
         diagonals[length : step * (len(at) - length) : step] = area * factors[length] // (2 * max(1, length))
     return found
-
-
-def _no_hub_gains(costs: NDArray[np.int64], least: int, shift: int, pair: int, num_ranks: int) -> bool:
-    """True if no hub joins pairs worth more than its holds cost.
-
-    Dynamic programming over the holds in the order of time. The state has two numbers of sends so far, into
-    the hub and out of it. It also has times by which the last holds end, into the hub and out of it.
-
-    - `costs`, `least`: Costs of holds, from `costs_of`, and the cells of the shortest.
-    - `shift`: Min cells from the end of a hold into the hub to the start of a hold out of it that follows.
-    """
-    most, size = num_ranks - 1, len(costs) - shift
-    if size < 1:
-        return False
-    into, out = 2 * costs[:size, :size], 2 * costs[shift:, shift:]
-    lowest = -(2**60)
-    # Max worth of pairs less costs of holds, if all sends leave the hub: by their number, and the last end.
-    alone = [np.zeros(len(costs), np.int64)]
-    for _ in range(most):
-        alone.append(np.maximum.accumulate((alone[-1][:, None] - 2 * costs).max(axis=0) + 2 * pair))
-    if max(int(gains[-1]) for gains in alone) > 0:
-        return False
-    for all_out in (False, True):  # True: a send out of the hub to every other rank
-        before = np.array([np.tile(gains[shift:], (size, 1)) for gains in alone[: most + all_out]])
-        for num_in in range(1, most + 1):
-            now = np.full(before.shape, lowest)
-            for end in range(least, size):
-                starts = slice(end - least + 1)
-                now[:, end, end:] = (before[:, starts, end:] - into[starts, end, None]).max(axis=1) + 2 * pair
-            for num_out, gains in enumerate(now):
-                if num_out:
-                    worth = 2 * (1 + num_in) - (num_in == most) - (num_in if all_out and num_out == 1 else 0)
-                    some = now[num_out - 1]
-                    for end in range(least, size):
-                        starts, ins = slice(end - least + 1), slice(end + 1)
-                        best = (some[ins, starts] - out[starts, end]).max(axis=1) + worth * pair
-                        np.maximum(gains[ins, end], best, out=gains[ins, end])
-                np.maximum.accumulate(gains, axis=0, out=gains)
-                np.maximum.accumulate(gains, axis=1, out=gains)
-                if gains[-1, -1] > 0 and (num_out == most or not all_out):
-                    return False
-            before = now
-    return True
