@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from math import expm1, log
+from math import expm1, inf, log
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
@@ -34,6 +34,9 @@ _SLOW, _END = 1.6, 4
 #: Min slowdown, as for `_SLOW`, at two or more successive sizes that the verdict mentions.
 #: Several published logs of healthy machines reach 1.3 to 1.8 at middle sizes.
 _NOTABLE = 1.3
+#: Sizes from `_MIDDLE_BYTES` on are predicted up to `_MIDDLE_ERROR` times too fast on healthy machines.
+#: So in a series that starts there, a larger ratio at its smallest sizes is not usual.
+_MIDDLE_BYTES, _MIDDLE_ERROR = 64 << 10, 1.5
 
 #: Min changes from one size to the next that show the noise of times.
 _LEAST_CHANGES = 3
@@ -162,9 +165,10 @@ def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]
 def middle_clause(series: Series, predicted_us: Sequence[float]) -> str:
     """Clause on the longest range of sizes that take notably longer than expected, relative to both ends.
 
-    Empty if there is none.
+    Empty if there is none. In a series without small sizes, its smallest may be slow as well.
     """
-    ratios, ends = _ratios(series, predicted_us)
+    most = _MIDDLE_ERROR if series.size_bytes[0] > _MIDDLE_BYTES else inf
+    ratios, ends = _ratios(series, predicted_us, most)
     runs = [
         list(run)
         for is_slow, run in groupby(range(len(ratios)), lambda i: ratios[i] > _NOTABLE * ends)
@@ -177,13 +181,14 @@ def middle_clause(series: Series, predicted_us: Sequence[float]) -> str:
     return f"{first} to {last} take up to {max(ratios[i] for i in longest):.2g} times the expected time"
 
 
-def _ratios(series: Series, predicted_us: Sequence[float]) -> tuple[list[float], float]:
+def _ratios(series: Series, predicted_us: Sequence[float], most: float = inf) -> tuple[list[float], float]:
     """Ratios of measured to expected times, and the ratio that counts as usual.
 
-    The usual ratio is the larger of the medians over the smallest and the largest sizes, but at least 1.
+    The usual ratio is the larger of the medians over the smallest and the largest sizes, but at least 1. The
+    first of them counts up to `most`.
     """
     ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, predicted_us, strict=True)]
-    return ratios, max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
+    return ratios, max(1.0, min(median(ratios[:_END]), most), median(ratios[-_END:]))
 
 
 def _growth(before: _Row, after: _Row) -> float:

@@ -402,8 +402,8 @@ class Run:
         rate = np.minimum(node, each * peers * speed)
         return rate, filling_us(message, each, rate / peers, sizes)
 
-    def _ll_pairs(self, message: Floats) -> tuple[Floats | float, Floats | float]:
-        """(max bytes of a message inside a node under LL, max GB/s of its channels under LL)."""
+    def _ll_pairs(self, message: Floats, peers: int) -> tuple[Floats | float, Floats | float]:
+        """(max bytes of a message to each of `peers` in a node under LL, max GB/s of its channels)."""
         costs, (since, until) = self.costs, tuning.PAIR_LL_VERSIONS
         if not costs.nvswitch or costs.fitted is not None:
             return tuning.PAIR_LL_BYTES, np.inf
@@ -411,6 +411,7 @@ class Run:
         is_between = costs.is_before(*until) and not costs.is_before(*since)
         sizes = tuning.PAIR_SIZES["ll" if is_between else "node"]
         each = pair_channels(num, most, self.num_ranks, message, sizes)
+        each = np.minimum(each, power_above(num) / peers)  # more peers share channels
         rate = each * tuning.PAIR_LL_CHANNEL.get(costs.generation, np.inf)
         channels = min(power_above(most), power_above(num)) if is_between else 1
         return tuning.PAIR_LL_BYTES * channels, rate
@@ -464,7 +465,7 @@ class Run:
         wire_us, fill_us, network_us = self._message() if is_message else self._exchange()
         # NCCL has no buffers of LL for messages to other nodes (``src/transport/net.cc``).
         message = self.size / (1 if is_message else self.num_ranks)
-        most, ll_rate = self._ll_pairs(message)
+        most, ll_rate = self._ll_pairs(message, 1 if is_message else self.per_node - 1)
         is_ll = message <= (most if self.num_nodes == 1 or costs.fitted else 0)
         for p in (0, _SIMPLE):
             base, hop = self._node_us(p, "ring")

@@ -1238,7 +1238,7 @@ def test_forced_algorithms_without_a_prediction_are_noted(log):
         (
             0.98,
             2.8,
-            "; small messages: not judged, as predictions may be 3 times too fast (no published log of racks)",
+            "; small messages: not judged, as predictions may be 3 times too fast (no published log of racks confirms them)",
         ),
         (0.98, 1.0, "; as expected"),
     ],
@@ -1286,7 +1286,7 @@ def test_the_algorithm_of_unjudged_figures_is_named():
     )  # fmt: skip
     said = conclusion(facts, causes_of(facts), None)
     assert "3.3 times too fast (algorithm tree has this rate)" in said
-    assert "(no published log of racks; algorithm tree takes as long)" in said
+    assert "(no published log of racks confirms them; algorithm tree takes as long)" in said
     series = Series("allreduce", 144, 2, (8, 2**33), (188.0, 25_000.0), "log")
     expected = Expectation(series, taccl.topologies.gb200_nvl72(nodes=2))
     times_us = expected.algorithm_us(8)

@@ -111,3 +111,12 @@ def test_sizes_in_the_middle_that_take_somewhat_longer_are_named():
     slow = series(**(smooth | dict.fromkeys(("b1024", "b2048", "b4096", "b8192"), 14.0)))
     assert middle_clause(slow, [10.0] * 17) == "1KiB to 8KiB take up to 1.4 times the expected time"
     assert middle_clause(series(**(smooth | {"b1024": 14.0})), [10.0] * 17) == ""
+
+
+@pytest.mark.parametrize(("first", "said"), [(8, ""), (512 << 10, "512KiB to 4MiB take up to 4 times")])
+def test_the_smallest_sizes_of_a_log_without_small_sizes_may_be_slow(first, said):
+    """If all small sizes take 4 times as long, a launch does; a log from 512 KiB on shows no small sizes."""
+    sizes = [first << power for power in range(12)]
+    slow = series(**{f"b{size}": 40.0 if size < 8 * sizes[1] else 10.0 for size in sizes})
+    assert middle_clause(slow, [10.0] * 12).startswith(said)
+    assert bool(middle_clause(slow, [10.0] * 12)) == bool(said)

@@ -491,6 +491,13 @@ def test_messages_use_ll_by_the_channels_of_a_peer_before_2_29():
     assert times[0] > times[1]
 
 
+def test_many_peers_share_the_channels_of_an_exchange_under_ll():
+    """On 64 GB300, an alltoall of 32 MB has 32 channels for 63 peers (published: 236 us)."""
+    found = taccl.predict("gb200-nvl72", "alltoall", 32 << 20, ranks=64, version="2.28")
+    assert found.protocol == "ll"
+    assert found.time_us == pytest.approx(236, rel=0.05)
+
+
 @pytest.mark.parametrize("version", ["", "2", "2.x", "two"])
 def test_a_version_has_two_parts(version):
     """A version is numbers with points."""
