@@ -94,7 +94,8 @@ def _unjudged_clause(facts: Facts) -> str:
     """Clause on small messages whose expected time is too uncertain to judge them."""
     times = f"predictions may be {UNTESTED_USUAL:g} times too fast"
     alike = f"; algorithm {facts.small_alike} takes as long" if facts.small_alike else ""
-    return f"small messages: not judged, as {times} (no published log of {facts.small_untested} confirms them{alike})"
+    reason = f"no published log of {facts.small_untested} confirms them{alike}"
+    return f"small messages: not judged, as {times} ({reason})"
 
 
 def _fast_clause(facts: Facts, bound_share: float | None) -> str:
