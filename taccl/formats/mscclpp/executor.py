@@ -23,7 +23,7 @@ from typing import Any
 
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
-from taccl.formats.mscclpp.operations import FIRST_PACKET, FLOWS, check_gpu, collective_of_plan
+from taccl.formats.mscclpp.operations import FIRST_PACKET, FIXED, FLOWS, SHARED, check_gpu, collective_of_plan
 from taccl.program.contents import Content, content_at_start, contents_of
 from taccl.program.execution import Event, unordered
 from taccl.program.layout import RankLayout, layout
@@ -59,9 +59,8 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
     the executor, or has an operation that is not supported here.
     """
     if not plan.get("gpus"):
-        raise FormatError(
-            "found no gpus; expected one for each rank: convert the schedule or program again", where="plan"
-        )
+        said = "found no gpus; expected one for each rank: convert the schedule or program again"
+        raise FormatError(said, where="plan")
     if any("inputChunks" in gpu for gpu in plan["gpus"]):
         said = "found a plan of an earlier MSCCL++, with 'inputChunks' for 'input_chunks'"
         raise FormatError(f"{said}; write it again with a current MSCCL++", where="plan")
@@ -88,6 +87,7 @@ class _PlanRun:
     def __init__(self, plan: Mapping[str, Any], root: int) -> None:
         self.gpus: Sequence[Mapping[str, Any]] = plan["gpus"]
         self.in_place, self.packed = bool(plan["inplace"]), plan["protocol"] == "LL"
+        self.halves = bool(plan.get("use_double_scratch_buffer"))  # of scratch, for calls in turn
         self.blocks: dict[tuple[int, int], Mapping[str, Any]] = {}
         for r, gpu in enumerate(self.gpus):
             check_gpu(gpu, r)
@@ -107,9 +107,8 @@ class _PlanRun:
         self.events: list[Event] = []
         self.begun: list[int] = []  # event with which each rank's user begins it
         self.last: dict[Any, int] = {}  # {thread, NIC or user: its last event}
-        self.ended: dict[
-            Any, set[tuple[int, Place]]
-        ] = {}  # {thread: reads of other ranks before its next event}
+        #: {thread: reads of other ranks before its next event}.
+        self.ended: dict[Any, set[tuple[int, Place]]] = {}
         self.label = ""
         for r in range(len(self.gpus)):
             self._begin(r)
@@ -127,11 +126,9 @@ class _PlanRun:
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
         self.label = f"the caller of gpu {r}"
-        # Under LL, successive calls use different halves of the scratch buffer, and need no order there.
-        buffers = "io" if self.packed else "ios"
-        self.users.append(
-            {self._place(r, r, buffer, i) for buffer in buffers for i in range(self._size(r, buffer))}
-        )
+        # Calls that use two halves of scratch in turn need no order there; for other packets see `SHARED`.
+        buffers = "io" if self.packed or self.halves else "ios"
+        self.users.append({self._place(r, r, b, i) for b in buffers for i in range(self._size(r, b))})
         self.events.append(Event(self.label, (), (), self.users[r]))
         begun = self.last["user", r] = len(self.events) - 1
         self.begun.append(begun)
@@ -164,9 +161,7 @@ class _PlanRun:
                 for s in range(position[r, t], len(ops)):
                     op = ops[s]
                     self.label = f"operation {s} ({op['name']}) of threadblock {t} of gpu {r}"
-                    absent = next(
-                        (each for each in self._awaited(r, t, op) if not self._has_come(each)), None
-                    )
+                    absent = next((it for it in self._awaited(r, t, op) if not self._has_come(it)), None)
                     if absent is not None:
                         awaited[r, t] = absent
                         break
@@ -193,9 +188,8 @@ class _PlanRun:
             if kind == "semaphore":
                 at, left = f"semaphore {number}", self.gpus[r]["semaphores"][number]["init_value"]
             if len(signals) != left:
-                raise VerificationError(
-                    f"{format_count(len(signals) - left, 'signal')} too many at gpu {r} in {at}"
-                )
+                said = f"{format_count(len(signals) - left, 'signal')} too many at gpu {r} in {at}"
+                raise VerificationError(said)
         if self.collective is None:
             return False
         expected = contents_of(self.collective)
@@ -203,9 +197,10 @@ class _PlanRun:
             found = [self._content(self._place(r, r, "o", i)) for i in range(len(where.outputs))]
             wrong = [i for i, chunk in enumerate(where.outputs) if found[i] != expected[chunk]]
             if wrong:
-                raise VerificationError(
+                said = (
                     f"output: {format_count(len(wrong), 'chunk')} of gpu {r} wrong, the first is {wrong[0]}"
                 )
+                raise VerificationError(said)
         return True
 
     def _fault(self, what: str) -> VerificationError:
@@ -345,7 +340,7 @@ class _PlanRun:
     def _put(self, r: int, t: int, op: Op) -> None:
         for i, (src, dst) in enumerate(zip(op["src_buff"], op["dst_buff"], strict=True)):
             reads, kind = self._own(r, src), op["channel_type"]
-            targets = self._places(r, *self._remote(r, t, kind, dst), dst)
+            targets = self._at_peer(r, t, kind, dst, src["type"] if kind == "port" else "")
             self._write(r, t, [self._content(place) for place in reads], reads, targets, op, i)
         if op["name"] == "put" or op["channel_type"] != "port":  # memory channels signal nothing here
             return
@@ -396,6 +391,8 @@ class _PlanRun:
         owner, buffer = target
         if buffer != "s":
             raise self._fault(f"packets go to {buffer}; expected s, scratch")
+        if owner != r and not self.halves:
+            raise FormatError(SHARED, where=self.label)
         for number, value, reads in zip(_packets(dst), values, fed, strict=True):
             if (owner, number) in self.packets:
                 raise self._fault(f"packet {number} of gpu {owner} is written twice")
@@ -416,7 +413,7 @@ class _PlanRun:
                 columns.append([self.packets[r, packet] for packet in _packets(each)])
                 fed.append([self.fed[r, packet] for packet in _packets(each)])
             else:
-                places = self._own(r, each) if kind == "own" else self._at_peer(r, t, each)
+                places = self._own(r, each) if kind == "own" else self._at_peer(r, t, "memory", each)
                 reads += places
                 columns.append([self._content(place) for place in places])
                 fed.append(list(map(self._read, places)))
@@ -430,7 +427,7 @@ class _PlanRun:
                 targets += self._send_packets(r, sums, reads_of, owner, dst)
                 values += [value for value in sums for _ in (0, 1)]
             else:
-                places = self._own(r, dst) if kind == "own" else self._at_peer(r, t, dst)
+                places = self._own(r, dst) if kind == "own" else self._at_peer(r, t, "memory", dst)
                 number_of |= {place: number for number, place in enumerate(places)}
                 targets += places
                 values += sums
@@ -454,9 +451,12 @@ class _PlanRun:
                 raise self._fault(f"{len(buffers)} sources or destinations; expected {place}")
             yield kind, each
 
-    def _at_peer(self, r: int, t: int, chunks: Op) -> list[Place]:
-        """Places of chunks in a buffer of another rank, which all threads read or write."""
-        return self._places(r, *self._remote(r, t, "memory", chunks), chunks)
+    def _at_peer(self, r: int, t: int, kind: str, chunks: Op, source: str = "") -> list[Place]:
+        """Places of chunks in a buffer of another rank; `source`: own buffer from which a NIC fills them."""
+        owner, buffer = self._remote(r, t, kind, chunks)
+        if self.halves and "s" in (buffer, source):
+            raise FormatError(FIXED, where=self.label)
+        return self._places(r, owner, buffer, chunks)
 
 
 def _packets(chunks: Op) -> range:

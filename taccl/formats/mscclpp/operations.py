@@ -49,6 +49,13 @@ OPERATIONS = (
 _OF_THREADS = ("ppkt", *FLOWS)
 #: {operation on packets: number of its leading sources that are not packets}.
 FIRST_PACKET = {name: int(flow.source != "packets") for name, flow in FLOWS.items() if "packets" in flow[:2]}
+#: Errors for scratch that cannot be checked: `FIXED`: the executor leaves data other than packets of other
+#: ranks in the first half, while local accesses change halves. `SHARED`: the next call may come too early.
+FIXED = "found data in scratch other than packets, with use_double_scratch_buffer; use packets alone there"
+SHARED = (
+    "found packets to another rank without use_double_scratch_buffer; set it, as the order of two calls that "
+    "share scratch cannot be checked here"
+)
 #: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``).
 #: `_MAX_OPERATIONS`: max operations of a threadblock.
 #: `_MAX_IDS`: max channels or remote buffers that a threadblock lists, or semaphores that an operation lists.

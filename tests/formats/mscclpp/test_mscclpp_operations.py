@@ -53,6 +53,7 @@ def plan_of(
         })  # fmt: skip
     return {
         "collective": collective, "protocol": "LL" if packed else "Simple", "inplace": in_place, "gpus": gpus,
+        "use_double_scratch_buffer": packed,
     }  # fmt: skip
 
 
@@ -242,6 +243,19 @@ def test_a_packet_orders_the_reads_on_which_it_depends_alone():
     )  # fmt: skip
     with pytest.raises(VerificationError, match=r"race: nothing orders operation 1 \(upkt\)"):
         run_plan(crossed)
+
+
+def test_scratch_has_halves_for_packets_alone():
+    """Packets to other ranks need two halves of scratch; the executor puts other data into the first one."""
+    plan = reduce_send_packets()
+    assert run_plan(plan)
+    with pytest.raises(FormatError, match="found packets to another rank without use_double_scratch_buffer"):
+        run_plan(plan | {"use_double_scratch_buffer": False})
+    assert run_plan(reduce_send())
+    with pytest.raises(
+        FormatError, match=r"operation . \(put\) .*: found data in scratch other than packets"
+    ):
+        run_plan(reduce_send() | {"use_double_scratch_buffer": True})
 
 
 @pytest.mark.parametrize(
