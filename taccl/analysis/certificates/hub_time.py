@@ -230,7 +230,7 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
         if int(costs[: early + 1, : early + 1].min()) < pair * (num_ranks - 1):
             return False
         costs[:, : early + 1] = NEVER  # early sends pay for their pairs themselves
-    return not Hubs(costs, least, shift, hop, pair, num_ranks - 1).gain()
+    return not Hubs.rounded(costs, (least, shift, hop), pair, num_ranks - 1).gain()
 
 
 def _last_early(horizon: Fraction, port: Port, cells: int) -> int:

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.int32]
 #: Value of a state that no holds reach.
-_NONE = -(2**60)
+_NONE = -(2**30)
+#: Price of a pair and highest cost of a hold, to which `rounded` scales: no gain exceeds 2^31 then.
+_PAIR, _COST = 2**17, 2**25
 
 
 class Gains(NamedTuple):
@@ -53,6 +55,15 @@ class Hubs(NamedTuple):
         """Number of cells of the grid."""
         return len(self.costs) - 1
 
+    @classmethod
+    def rounded(cls, costs: NDArray[np.int64], grid: tuple[int, int, int], pair: int, most: int) -> Hubs:
+        """Hubs with costs in 32 bits, in which each hub gains that gains at the given costs and price.
+
+        - `grid`: `least`, `shift` and `hop`.
+        """
+        unit = max(1, pair // _PAIR)
+        return cls(np.minimum(costs // unit, _COST).astype(np.int32), *grid, -(-pair // unit), most)
+
     def onward(self, num_in: int, left: int) -> tuple[int, int]:
         """Worth of pairs whose paths end with a send in the middle of three: for the first such send, others.
 
@@ -82,8 +93,8 @@ class Hubs(NamedTuple):
         Dynamic programming in the order of time: a hold in comes before those out that are joined to it.
         """
         most = self.most
-        alone = {most: np.zeros(len(self.costs), np.int64)}
-        late = np.arange(self.cells + 1)[:, None] >= 2 * self.hop
+        alone = {most: np.zeros(len(self.costs), np.int32)}
+        late = (np.arange(self.cells + 1)[:, None] >= 2 * self.hop).astype(np.int32)
         for left in range(most, 0, -1):
             gains = alone[left][:, None] - 2 * self.costs + self.pair * (2 + most * late)
             alone[left - 1] = np.maximum.accumulate(gains.max(axis=0)).clip(0)
@@ -106,14 +117,14 @@ class Hubs(NamedTuple):
         """Gains of states that no holds reach."""
         num, size = len(self.owns(num_in, left)), len(self.costs) - self.shift
         shapes = (size, max(0, size - self.hop)), (size, size), (max(0, size - self.hop), size)
-        return Gains(*(np.full((num, *shape), _NONE) for shape in shapes))
+        return Gains(*(np.full((num, *shape), _NONE, np.int32) for shape in shapes))
 
     def _with_in(self, before: Gains, num_in: int, left: int) -> Gains:
         """Gains after hold `num_in` into the hub, with `left` holds out of it to follow."""
         found = self._none(num_in, left)
         # If the lowest number of pairs of a rank with itself rises, states with the old one join the next.
         rises = len(before.plain) == len(found.plain)
-        early = np.arange(self.cells + 1) <= self.cells - 2 * self.hop
+        early = (np.arange(self.cells + 1) <= self.cells - 2 * self.hop).astype(np.int32)
         net = self.pair * (2 + 2 * left + (self.most - left) * early) - 2 * self.costs
         first, other = (self.pair * each for each in self.onward(num_in, left))
         hop, size = self.hop, before.plain.shape[1]
@@ -141,14 +152,15 @@ class Hubs(NamedTuple):
     def _add_out(self, gains: Gains, to: Gains, num_in: int, left: int) -> None:
         """Add the first of the last `left` holds out of the hub, which has `num_in` holds into it so far."""
         num_own, size, middle = gains.middle.shape
-        late = np.arange(self.shift, self.cells + 1)[:, None] >= 2 * self.hop
-        net = self.pair * (2 + (self.most - num_in) * late) - 2 * self.costs[self.shift :, self.shift :]
+        late = (np.arange(self.shift, self.cells + 1)[:, None] >= 2 * self.hop).astype(np.int32)
+        costs = self.costs[self.shift :, self.shift :]
+        net = np.ascontiguousarray((self.pair * (2 + (self.most - num_in) * late) - 2 * costs).T)
         # By symmetry in time, the last hold of those in the middle of three is the first one.
         first, other = (self.pair * each for each in self.onward(left, num_in))
         for last in range(self.least, size):
             num = last - self.least + 1
             if last < middle:
-                best = (gains.middle[:, : last + 1, :num] + net[:num, last]).max(axis=2)
+                best = (gains.middle[:, : last + 1, :num] + net[last, :num]).max(axis=2)
                 found = to.middle[-num_own:, : last + 1, last]
                 np.maximum(found, best + other, out=found)
                 found = to.plain[-num_own:, : last + 1, last]
@@ -158,6 +170,6 @@ class Hubs(NamedTuple):
                 (gains.plain, last + 1, to.plain),
                 (gains.onward, max(0, last + 1 - self.hop), to.onward),
             ):
-                best = (some[:, :rows, :num] + net[:num, last]).max(axis=2)
+                best = (some[:, :rows, :num] + net[last, :num]).max(axis=2)
                 found = each[-num_own:, :rows, last]
                 np.maximum(found, best, out=found)
