@@ -51,7 +51,8 @@ _PAYS = 0.998
 #: `_LIKELY`: factor of the estimated number of steps, fitted to meshes of 16 and 64 ranks.
 _GROWTH, _LIKELY = 1 / 8, 0.6
 #: Max span: number of steps that a message at a corner may take. There, all data pass over few links.
-_MOST_SPAN = 4
+#: `_ALIKE`: max ratio of finishes, with the same number of steps, at which a longer span is tried further.
+_MOST_SPAN, _ALIKE = 4, 1.01
 #: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones.
 #: `_DRIFTING`: number of last sweeps, in which links drift apart.
 #: `_FEW_SENDS`: max shares * steps * ranks (about 0.2 s) to give several numbers of steps long searches.
@@ -65,13 +66,13 @@ _SHARPNESS, _DRIFT_SHARPNESS = (8.0, 60.0, 240.0), (3.0, 30.0)
 #: `_CLASHES`: some long searches let such a link drop the rarer of adds and copies in the step,
 #: if these take less than this number of latencies.
 _FREE, _CLASHES = 0.4, 0.5
-#: Links drift apart from the best number of steps, and from a share of it whose steps are divided:
+#: Links drift apart from the best number of steps, or from a share of it, whose steps may be divided before:
 #: (share of the number, number of parts).
 #: `_DRIFT_GAIN`: max ratio of finishes at which no long search follows, as it gains less (about 1 %).
 #: `_HOPELESS`: share of the sweeps after which these end if the finish is above `_PAYS` times the best one.
 #: `_MOST_WORK`: max square of the number of shares, times ranks, while links drift apart (0.3 s per sweep).
-#: `_LAST_WORK`: same, from the best long search.
-_DRIFTS, _DRIFT_GAIN, _HOPELESS = ((0.8, 2), (1.0, 1)), 0.98, 1 / 3
+#: `_LAST_WORK`: same, from the best long search, and if drifting already gained that much.
+_DRIFTS, _DRIFT_GAIN, _HOPELESS = ((1.0, 2), (0.8, 2), (1.0, 1)), 0.98, 1 / 3
 _MOST_WORK, _LAST_WORK = 8_000_000, 1_100_000
 #: `_TRIES`: changes tried with each tree in a sweep.
 #: `_OTHERS`: a share tries its own core, and each other core with probability 1 / `_OTHERS`.
@@ -228,12 +229,12 @@ class _Mixes:
         per_share = 2 * (self.dims.num_ranks - 1) * num_images
         finest = min(most_transfers / per_share, self.num_bytes / num_images, _MOST_PARTS / num_images)
         most = int(finest / least) * least
-        number = least
-        if number * per_share > _MOST_TRANSFERS or number * num_images > self.num_bytes:
+        if least * per_share > _MOST_TRANSFERS or least * num_images > self.num_bytes:
             return
+        number = least
         yield number
         while number < most:
-            number = min(number * _FINER, most)
+            number = number * _FINER if 2 * number * _FINER <= most else most
             yield number
 
     def _likely_steps(self, number: int) -> int:
@@ -255,14 +256,16 @@ class _Mixes:
         return 2 * self._likely_steps(number) / self._sends_per_link(number)
 
     def _over_spans(self, number: int, before: _Found | None, until: Deadline) -> _Found | None:
-        """Best result of short searches; the span is that of the result before for fewer shares, if any."""
-        steps = self._likely_steps(number)
+        """Best result of short searches with growing spans, from that of a result for fewer shares."""
+        steps, first = self._likely_steps(number), 1
         if before is not None:
-            steps = round(steps * before.steps / self._likely_steps(before.number))
-            return self._over_steps(number, steps, before.span, until)
-        best = self._over_steps(number, steps, 1, until)
-        for span in range(2, _MOST_SPAN + 1) if self.at_ends.any() else ():
+            steps, first = round(steps * before.steps / self._likely_steps(before.number)), before.span
+        best = self._over_steps(number, steps, first, until)
+        for span in range(first + 1, _MOST_SPAN + 1) if self.at_ends.any() else ():
             if best is None or until.has_passed:
+                break
+            found = self._searched(number, best.steps, span, _BRIEF, until)
+            if found is None or found.finish_us > _ALIKE * best.finish_us:
                 break
             found = self._over_steps(number, best.steps, span, until)
             if found is None or found.finish_us >= best.finish_us:
@@ -295,7 +298,8 @@ class _Mixes:
         number, steps, span, best = even.number, even.steps, even.span, even
         work = number**2 * len(self.near)
         for share, parts in _DRIFTS:
-            if until.has_passed or work > _MOST_WORK:
+            gains = best.finish_us < _DRIFT_GAIN * even.finish_us
+            if until.has_passed or work > _MOST_WORK or (gains and work > _LAST_WORK):
                 break
             fewer = max(self.least_steps, round(share * steps))
             start = even if share == 1 else self._searched(number, fewer, span, _BRIEF, until)
