@@ -45,13 +45,13 @@ def test_links_of_a_square_mesh_are_in_six_classes():
     ],
 )
 def test_mixes_of_trees_finish_before_other_forms(sizes, num_bytes, before_us):
-    """A mix finishes as estimated, and the bucket algorithm takes it."""
+    """A mix finishes as estimated, and the bucket algorithm takes it, or one with about as many transfers."""
     mix, found = mix_of(sizes, num_bytes)
     assert taccl.verify(found).ok
     assert found.finish_us == pytest.approx(mix.finish_us, rel=0.002)
     assert found.finish_us < before_us
     problem = taccl.make_problem(taccl.topologies.mesh(*sizes), "allreduce", size_bytes=num_bytes)
-    assert bucket(problem).finish_us == found.finish_us
+    assert bucket(problem).finish_us == pytest.approx(found.finish_us, rel=0.002)
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 3), (2, 2, 3)])
