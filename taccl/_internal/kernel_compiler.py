@@ -44,6 +44,14 @@ class KernelCompiler(Compiler):
         return _KernelLibrary
 
 
+class VectorizingCompiler(KernelCompiler):
+    """Compiler of numba for a kernel whose loops are vectorized."""
+
+    @property
+    def _library_class(self) -> Any:
+        return _VectorizedLibrary
+
+
 class InnerCompiler(KernelCompiler):
     """Compiler of numba for a function that only kernels call."""
 
@@ -54,6 +62,8 @@ class InnerCompiler(KernelCompiler):
 
 class _KernelLibrary(JITCodeLibrary):
     """Code of a kernel, with that of all functions that it reaches."""
+
+    vectorizes = False
 
     def finalize(self) -> None:
         """Link all functions that the kernel reaches, and generate machine code."""
@@ -83,10 +93,14 @@ class _KernelLibrary(JITCodeLibrary):
         passes, builder = self._codegen._module_pass_manager(**cheap)
         passes.run(self._final_module, builder)
         tuning = create_pipeline_tuning_options(int(config.OPT))  # type: ignore[attr-defined]
-        # These would double the code, and kernels run no faster, as most of their loops are short.
-        tuning.loop_vectorization = tuning.slp_vectorization = False
+        # These would double the code, and most kernels run no faster, as their innermost loops are short.
+        tuning.loop_vectorization, tuning.slp_vectorization = self.vectorizes, False
         builder = create_pass_builder(self._codegen._tm, tuning)
         builder.getModulePassManager().run(self._final_module, builder)
+
+
+class _VectorizedLibrary(_KernelLibrary):
+    vectorizes = True
 
 
 class _InnerLibrary(JITCodeLibrary):

@@ -31,14 +31,15 @@ _PREPARING = threading.RLock()
 @overload
 def compiled(function: _Function) -> _Function: ...
 @overload
-def compiled(*, allocates: bool) -> Callable[[_Function], _Function]: ...
-def compiled(function: _Function | None = None, *, allocates: bool = False) -> Any:
+def compiled(*, allocates: bool = ..., vectorizes: bool = ...) -> Callable[[_Function], _Function]: ...
+def compiled(function: _Function | None = None, *, allocates: bool = False, vectorizes: bool = False) -> Any:
     """Decorate a function to be compiled at its first call; it runs without the GIL.
 
     - `allocates`: True if the function allocates arrays or lists. Otherwise references are not counted, which
       halves the time.
+    - `vectorizes`: True to vectorize loops, for kernels whose innermost loops are long.
     """
-    return _lazily(function, allocates)
+    return _lazily(function, allocates, **({"vectorizes": True} if vectorizes else {}))
 
 
 @overload
@@ -121,12 +122,18 @@ def _dispatcher(kernel: _Kernel, function: Callable[..., Any], options: dict[str
     import numba
 
     from taccl._internal.kernel_cache import KernelCache
-    from taccl._internal.kernel_compiler import InnerCompiler, KernelCompiler, teach_numba
+    from taccl._internal.kernel_compiler import (
+        InnerCompiler,
+        KernelCompiler,
+        VectorizingCompiler,
+        teach_numba,
+    )
 
     teach_numba()
     _use_dispatchers()
-    is_inner = "no_cpython_wrapper" in options
-    compiler = InnerCompiler if is_inner else KernelCompiler
+    is_inner, vectorizes = "no_cpython_wrapper" in options, "vectorizes" in options
+    compiler = InnerCompiler if is_inner else VectorizingCompiler if vectorizes else KernelCompiler
+    options = {name: value for name, value in options.items() if name != "vectorizes"}
     dispatcher: Any = numba.njit(**options, pipeline_class=compiler)(function)
     if dispatcher is not function:  # NUMBA_DISABLE_JIT=1
         if not is_inner:  # inner functions are part of the cached code of their callers

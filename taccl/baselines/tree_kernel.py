@@ -392,7 +392,7 @@ def _finish_us(
     return float(_smoothed(grid, count, sharp, clashes, weight))
 
 
-@compiled
+@compiled(vectorizes=True)
 def reassign(grid: Grid, cores: Cores, shares: Shares, rules: Rules, times: Times, room: Room) -> bool:
     """Give each share in turn the cheapest trees found for it; false if there are too few steps.
 

@@ -15,6 +15,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import taccl
@@ -252,6 +253,30 @@ def test_an_inner_function_has_no_machine_code(nested):
     assert "cpython" not in code.library.get_llvm_str()
     with pytest.raises(RuntimeError, match="no compiled object"):
         code.library._get_compiled_object()
+
+
+SUMS = """
+from taccl._internal.kernels import compiled
+
+def total(values):
+    found = 0
+    for value in values:
+        found += value
+    return found
+
+plain, vectorized = compiled(total), compiled(vectorizes=True)(total)
+"""
+
+
+@pytest.mark.slow
+def test_loops_are_vectorized_on_request(small):
+    """Loops of a kernel are vectorized if its decorator says so."""
+    small.path.write_text(SUMS)
+    module = small()
+    for kernel, is_vectorized in ((module.plain, False), (module.vectorized, True)):
+        assert kernel(np.arange(100)) == 4950
+        (code,) = kernel.overloads.values()
+        assert ("x i64> " in code.library.get_llvm_str()) == is_vectorized
 
 
 def test_a_kernel_is_kept_with_the_functions_that_it_calls(nested, tmp_path):
