@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = run(argv, interrupts, began_s=began_s)
     except KeyboardInterrupt:
         pass
-    except ImportError:
-        if not interrupts:  # an import that Ctrl-C interrupts may raise ImportError
+    except Exception:
+        if not interrupts:  # an import that Ctrl-C interrupts may raise any error, such as ImportError
             raise
     if argv is None:  # the answer is printed: neither Ctrl-C nor garbage collection delays the end
         signal.signal(signal.SIGINT, signal.SIG_IGN)

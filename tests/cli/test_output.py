@@ -91,7 +91,9 @@ def test_ctrl_c_during_start(delay_s):
 
 
 @pytest.mark.parametrize(
-    "error", [ImportError("numpy is damaged"), KeyboardInterrupt()], ids=["other", "itself"]
+    "error",
+    [ImportError("numpy is damaged"), SystemError("numpy returned NULL"), KeyboardInterrupt()],
+    ids=["import", "other", "itself"],
 )
 def test_ctrl_c_during_an_import(monkeypatch, error):
     """An import that Ctrl-C interrupts is reported as an interrupt, whatever error the library raises."""
@@ -113,7 +115,9 @@ def test_ctrl_c_during_an_import(monkeypatch, error):
 
 
 @pytest.mark.parametrize(
-    "error", [ImportError("numpy is damaged"), KeyboardInterrupt()], ids=["other", "itself"]
+    "error",
+    [ImportError("numpy is damaged"), SystemError("numpy returned NULL"), KeyboardInterrupt()],
+    ids=["import", "other", "itself"],
 )
 def test_ctrl_c_that_became_another_error(capsys, monkeypatch, error):
     """An error of a library that Ctrl-C left half imported is reported as an interrupt."""
