@@ -339,7 +339,8 @@ class _PlanRun:
 
     def _put(self, r: int, t: int, op: Op) -> None:
         for i, (src, dst) in enumerate(zip(op["src_buff"], op["dst_buff"], strict=True)):
-            reads, kind = self._own(r, src), op["channel_type"]
+            kind = op["channel_type"]  # memory: all sources are taken from the first one's buffer
+            reads = self._own(r, src | {"type": (src if kind == "port" else op["src_buff"][0])["type"]})
             targets = self._at_peer(r, t, kind, dst, src["type"] if kind == "port" else "")
             self._write(r, t, [self._content(place) for place in reads], reads, targets, op, i)
         if op["name"] == "put" or op["channel_type"] != "port":  # memory channels signal nothing here
@@ -375,7 +376,7 @@ class _PlanRun:
 
     def _put_packets(self, r: int, t: int, op: Op) -> None:
         for src, dst in zip(op["src_buff"], op["dst_buff"], strict=True):
-            reads = self._own(r, src)
+            reads = self._own(r, src | {"type": op["src_buff"][0]["type"]})
             values, fed = [self._content(place) for place in reads], list(map(self._read, reads))
             halves = self._send_packets(r, values, fed, self._remote(r, t, "memory", dst), dst)
             self._write(r, t, [value for value in values for _ in (0, 1)], reads, halves, op)

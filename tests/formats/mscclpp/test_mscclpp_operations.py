@@ -245,6 +245,19 @@ def test_a_packet_orders_the_reads_on_which_it_depends_alone():
         run_plan(crossed)
 
 
+@pytest.mark.parametrize(("name", "buffer"), [("put", "i"), ("ppkt", "s")])
+def test_sources_of_a_put_are_in_the_first_ones_buffer(name, buffer):
+    """The executor looks for every source of a put in the buffer of the first source."""
+    plan = plan_of(
+        "other", lambda r: [[*BEGIN, op(name, [own("i", 0), own("i", 1)], [there(0), there(1)]), *END]],
+        buffer, outputs=4, packed=name == "ppkt", in_place=False,
+    )  # fmt: skip
+    assert not run_plan(plan, races=False)
+    plan["gpus"][1]["threadblocks"][0]["ops"][3]["src_buff"][1] = own("o", 3)
+    with pytest.raises(VerificationError, match="chunks 3 to 3 of i of gpu 1, which holds 2"):
+        run_plan(plan, races=False)
+
+
 def test_scratch_has_halves_for_packets_alone():
     """Packets to other ranks need two halves of scratch; the executor puts other data into the first one."""
     plan = reduce_send_packets()
