@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,8 @@ _LEVEL_US = 2.0
 _ITEM = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+#: Key of a ConfigMap of Kubernetes below which a file of SLURM stands, as NVIDIA's Topograph writes it.
+_KEY = re.compile(r"^([ \t]*)topology\.(?:conf|yaml):[ \t]*\|[-+]?[ \t]*$", re.MULTILINE)
 _WORD = re.compile(r"(\w+)\s*=\s*(\S+)")
 #: Topology plugins that describe neither switches nor blocks.
 _OTHERS = ("ring", "torus3d")
@@ -111,7 +114,7 @@ def load_slurm(
     `InputError` if a host is not in the file, or there are fewer than two or more than 2,048 hosts.
     """
     where = os.fspath(path)
-    text = read_text(path)
+    text = _in_config_map(read_text(path))
     is_yaml = re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE) is not None
     fabric = _of_yaml(text, topology, where) if is_yaml else _of_conf(text, topology, where)
     parts = _partitions(fabric, where)
@@ -152,6 +155,16 @@ def load_slurm_topology(
     return load_slurm(path, topology=topology, hosts=hosts).topology(
         name=Path(path).stem, bandwidth_gb_per_s=bandwidth_gb_per_s, oversubscription=oversubscription
     )
+
+
+def _in_config_map(text: str) -> str:
+    """File of SLURM inside a ConfigMap of Kubernetes, below as many empty lines; other text as it is."""
+    head = _KEY.search(text)
+    if head is None:
+        return text
+    lines = text[head.end() :].splitlines()[1:]
+    outside = (i for i, line in enumerate(lines) if line.strip() and not line.startswith(f"{head[1]} "))
+    return "\n" * (text.count("\n", 0, head.end()) + 1) + dedent("\n".join(lines[: next(outside, None)]))
 
 
 def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:

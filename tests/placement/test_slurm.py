@@ -57,6 +57,19 @@ def test_blocks_are_grouped_by_their_sizes():
     assert any("a path between 2 parts" in each for each in probe.assumed)
 
 
+@pytest.mark.parametrize("path", [CONF, YAML], ids=["conf", "yaml"])
+def test_a_config_map_has_the_file_of_a_key(tmp_path, path):
+    """In a ConfigMap of Kubernetes, the text below the key counts; messages have the line of the whole file."""
+    text = "".join(f"    {line}\n" if line.strip() else "\n" for line in path.read_text().splitlines())
+    head = f"apiVersion: v1\nkind: ConfigMap\ndata:\n  {path.name}: |\n"
+    probe = load_slurm(written(tmp_path, f"{head}{text}  other.conf: |\n    A=b\n"))
+    assert (probe.hosts, probe.clusters) == (load_slurm(path).hosts, load_slurm(path).clusters)
+    with pytest.raises(FormatError, match="line 6: found 'wrong'"):
+        load_slurm(
+            written(tmp_path, "data:\n  x: y\n  topology.conf: |\n    SwitchName=s Nodes=a\n\n    wrong\n")
+        )
+
+
 _CONF = (
     "BlockName=a Nodes=n[1-2]\nBlockName=b\nBlockName=c Nodes=n[3-4]\nBlockName=d Nodes=n5\nBlockSizes=2,4\n"
 )
