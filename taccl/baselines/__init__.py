@@ -110,14 +110,15 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
             return BASELINES[name](problem, cut=cut)
 
         with suppress(CollectiveError, TopologyError):
-            return built_within(problem, make, deadline, lambda: bool(made))
+            found = built_within(problem, make, deadline, lambda: bool(made))
+            return None if found is None else keep_soonest(problem, found)
         return None
 
     # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
     first = "pairwise" if are_pairs(problem) else ""
     for name in sorted(BASELINES, key=lambda name: (name != first, row_of(name).turn)):
         if (found := attempt(name, cut=False)) is not None:
-            made[name] = keep_soonest(problem, found)
+            made[name] = found
     if not made:
         raise CollectiveError(f"no baseline supports {problem.title}; synthesize it", where="baseline")
     ranked = sorted((name for name in BASELINES if name in made), key=lambda name: made[name].finish)

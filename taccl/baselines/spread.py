@@ -15,7 +15,7 @@ from taccl._internal.deadline import OutOfTime
 from taccl._internal.units import format_count
 from taccl.baselines.forms import complete_so_far, fastest
 from taccl.errors import CollectiveError
-from taccl.problem.costs import hold_columns, hold_costs_us
+from taccl.problem.costs import hold_columns, hold_costs_us, link_ends
 from taccl.problem.making import make_problem
 from taccl.schedule.combine import broadcast_phase, reduce_phase
 from taccl.schedule.schedule import make_schedule
@@ -287,11 +287,31 @@ def soonest_so_far(problem: Problem) -> list[Schedule]:
 
 
 def keep_soonest(problem: Problem, made: Schedule) -> Schedule:
-    """Return `made`; keep it in `soonest_so_far` of the problem if it finishes before the one kept there."""
+    """Return `made`; keep it in `soonest_so_far` of the problem if it finishes before the one kept there.
+
+    Raises `CollectiveError` if servers update sums, and another rank than its server sends a sum first.
+    """
+    if problem.collective.update_us_per_mb is not None:
+        _require_updates(made)
     found = soonest_so_far(problem)
     if not found or made.finish < found[0].finish:
         found[:] = [made]
     return made
+
+
+def _require_updates(made: Schedule) -> None:
+    """Raise `CollectiveError` unless each sum is first sent on by its server, which updates it."""
+    problem, copies = made.problem, ~made.reduce
+    src, dst = (ends[made.link[copies]] for ends in link_ends(problem.topology))
+    first, num_ranks = made.chunk[copies].astype(np.int64), problem.topology.num_ranks
+    senders = set((first * num_ranks + src).tolist()) - set((first * num_ranks + dst).tolist())
+    servers = {chunk * num_ranks + (each.root or 0) for chunk, each in enumerate(problem.collective.chunks)}
+    if made.carries is not None or not senders <= servers:
+        raise CollectiveError(
+            f"{made.producer} does not add up {problem.collective.name} at the servers that update sums; use "
+            "servers or pairwise",
+            where="baseline",
+        )
 
 
 def _alphas_us(schedule: Schedule) -> float:

@@ -1,6 +1,7 @@
 """Parameter servers: the exchange collective, its verification and its time."""
 
 import itertools
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from taccl import lower, lower_bound, make_problem
 from taccl.analysis.simulation.steady import initiation_interval
 from taccl.analysis.verification.verify import verify
+from taccl.baselines import BASELINES, best
 from taccl.baselines.servers import servers
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import allreduce, exchange, together
@@ -16,6 +18,7 @@ from taccl.problem.problem import Problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.topologies import rack
+from taccl.topology import fabrics
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 
@@ -241,3 +244,25 @@ def test_an_exchange_of_given_chunks_is_bounded_before_its_schedule_uses_up_the_
     assert result.bound_us <= result.finish_us
     result = brief_synthesis(make_problem(rack(4, 4), exchange(4, 4), size_bytes=10**6))
     assert result.stages[0].name == "servers"
+
+
+def test_baselines_sum_at_the_servers_that_update():
+    """Baselines refuse an exchange if other ranks than its servers add up; `best` takes one that does not."""
+    problem = make_problem(
+        fabrics.mesh(2, 2), exchange([0, 2, 3], [0, 1], update_us_per_mb=3), size_bytes=3000
+    )
+    for name, make in BASELINES.items():
+        with suppress(CollectiveError):
+            assert verify(make(problem)).ok, name
+    with pytest.raises(CollectiveError, match="one-shot does not add up exchange at the servers"):
+        BASELINES["one-shot"](problem)
+    assert verify(best(problem)).ok
+
+
+def test_servers_may_be_several_hops_away():
+    """Workers without a link to their server, or with a slow schedule over it, use the fastest baseline."""
+    for topology, workers in ((fabrics.mesh(2, 2), [2, 3]), (fabrics.fully_connected(4), [2, 3])):
+        problem = make_problem(topology, exchange(workers, [0, 1]), size_bytes=3000)
+        result = brief_synthesis(problem)
+        assert result.finish_us == best(problem).finish_us
+        assert result.bound.bound <= result.schedule.finish

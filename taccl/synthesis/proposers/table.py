@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from taccl._internal.deadline import busy_factor
 from taccl._internal.units import format_s, format_us
+from taccl.baselines import best
 from taccl.baselines.servers import servers
+from taccl.baselines.spread import may_merge
 from taccl.baselines.table import BASELINES, row_of
+from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.registry import OWN_BACKENDS
@@ -55,24 +59,32 @@ _CUT_SHARE = 0.25
 _LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
+#: Least time limit in seconds for the fastest baseline of an exchange, which completes one in any case.
+_LEAST_BEST_S = 0.01
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
 _SKETCHED_SHARE = 0.3
 
 
 def _by_servers(search: Search) -> None:
-    """Propose the schedule by which parameter servers add up and update data; no other proposer updates sums.
+    """Propose the fastest baseline whose sums servers update, which no other proposer supports.
 
-    Schedules in many chunks may use up the time. If the number of chunks is given, the lower bound is
-    therefore computed first.
+    `servers` comes first, if all workers have links to their servers. Schedules in many chunks may use up the
+    time. If the number of chunks is given, the lower bound is therefore computed first.
     """
     asked, since = search.asked or search.problem, time.monotonic()
     limit = search.deadline.sooner(search.parameters.portfolio.first_share * search.deadline.left_s)
     is_open = asked.chunks_open or search.is_open
     bound = None if is_open else bound_within(asked, limit, search.parameters.budget)
     bounded = time.monotonic()
-    found = servers(asked, cut=asked.chunks_open)
-    found = found.under(replace(found.problem, clauses=asked.clauses))
-    said = "servers that update sums, in one or two levels, whichever finishes first"
+    made: list[Schedule] = []
+    with suppress(CollectiveError):
+        made.append(servers(asked, cut=asked.chunks_open))
+    if not (made and limit.has_passed):
+        made.append(best(asked, cut=asked.chunks_open, time_limit_s=max(_LEAST_BEST_S, limit.left_s)))
+    found = min(made, key=lambda schedule: schedule.finish)
+    if not may_merge(asked):
+        found = found.under(replace(found.problem, clauses=asked.clauses))
+    said = "servers that update sums: the fastest baseline"
     other = _offer_aggregated(search, found, said)
     if bound is not None and bound.kind != "none":
         other.prove(bound, since)
