@@ -185,7 +185,9 @@ def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
     """
     dims = dimensions_of(problem, baseline="dimension-balanced")
     if len(dims) < 2:
-        raise CollectiveError(f"found one dimension, {dims[0]}; use hierarchical", where="dimension-balanced")
+        raise CollectiveError(
+            f"found one dimension, {dims[0]}; use ring or pairwise", where="dimension-balanced"
+        )
     return cut_while_it_pays(
         problem, partial(_balanced, dims=dims), name="dimension-balanced", cut=cut, merges=True
     )
@@ -216,7 +218,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
     if problem.topology.num_nodes < 2 or len(sizes) > 1:
         raise CollectiveError(
             f"hierarchical needs two or more nodes of one size, but found {problem.topology.num_nodes} of "
-            f"{' or '.join(map(str, sizes))} ranks; use ring",
+            f"{' or '.join(map(str, sizes))} ranks; use ring or pairwise",
             where="baseline",
         )
 
@@ -405,12 +407,13 @@ def dimensions_of(problem: Problem, *, baseline: str) -> Dimensions:
     except TopologyError as error:
         raise CollectiveError(error.message, where=baseline) from None
     collective = problem.collective
-    known = collective.name in IMPLICIT_COLLECTIVES and len(set(problem.chunk_bytes)) == 1
-    if not known or collective != make(
+    is_known = collective.name in IMPLICIT_COLLECTIVES
+    is_even = is_known and len(set(problem.chunk_bytes)) == 1
+    if not is_even or collective != make(
         collective.name, collective.num_ranks, chunks_per_rank=collective.chunks_per_rank
     ):
         raise CollectiveError(
-            f"found {collective.name} with custom chunks; expected a complete "
+            f"found {collective.name}{' with custom chunks' if is_known else ''}; expected a complete "
             f"{', '.join(IMPLICIT_COLLECTIVES)}: use another baseline, or synthesize it",
             where="dimensions",
         )

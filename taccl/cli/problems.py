@@ -170,10 +170,11 @@ def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
     refuse(options, ("matrix", *ARGUMENTS), "--along does not combine with it; leave it out")
     along = options.along
     if isinstance(along, str):
-        sketch = inputs.sketch_from_word(options.sketch)
+        has_sketch = "sketch" in options
+        sketch = inputs.sketch_from_word(options.sketch) if has_sketch else None
         if sketch is None:
-            said = f"found {along!r}; expected dimensions such as 1,3, or a sketch with this group; give one"
-            raise InputError(said, where="--along")
+            also = ", or a sketch with this group; give one" if has_sketch else ""
+            raise InputError(f"found {along!r}; expected dimensions such as 1,3{also}", where="--along")
         along = sketch.along(along)
     found = in_groups(topology, options.collective, along, where="--along")
     first, count = found.groups[0].ranks, len(found.groups)

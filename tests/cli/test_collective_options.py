@@ -6,7 +6,7 @@ import pytest
 
 import taccl
 from taccl.cli.command import build_parser
-from taccl.cli.problems import problem_from_options
+from taccl.cli.problems import collective_of, problem_from_options
 from taccl.errors import InputError
 
 WORDS = ["synthesize", "--topology", "star:5", "--collective", "exchange"]
@@ -106,6 +106,14 @@ def test_options_that_do_not_fit_groups(words, said):
     """A dimension that does not exist, a root and an exchange are refused."""
     with pytest.raises(InputError, match=said):
         problem_along(*words)
+
+
+def test_a_plan_takes_no_groups_of_sketches(tmp_path):
+    """`taccl plan`, which takes no sketch, refuses the name of a group, and does not advise a sketch."""
+    words = ["plan", "--topology", "ring:4", "--collective", "allreduce", "--along", "x", "-o", str(tmp_path)]
+    options = build_parser("plan").parse_args(words)
+    with pytest.raises(InputError, match="--along: found 'x'; expected dimensions such as 1,3$"):
+        collective_of(options, taccl.topologies.ring(4))
 
 
 WORDS_OF_MATRIX = ["--topology", "ring:3", "--collective", "alltoallv"]
