@@ -165,12 +165,17 @@ class _Ratings:
         if not self._is_regular or 2 * busy_factor() * estimate_s > self._last.left_s:
             return
         from taccl.baselines.multiplying import estimated_us
+        from taccl.synthesis.proposers.finer import is_at_one_rank
 
         self.by = "by an estimate of the baseline multiplying"
         for each in sorted(self._topology.protocols, key=lambda each: each != own):
             topology = self._topology.under(each)
             with self._last.enforced():
-                time_us = estimated_us(self.plain(topology)) + float(topology.launch_us)
+                plain = self.plain(topology)
+                time_us = estimated_us(plain) + float(topology.launch_us)
+                if is_at_one_rank(plain):  # estimates leave out that all data passes its ports
+                    least_us = taccl.lower_bound(plain, divisible=True, end_s=0.0).bound_us
+                    time_us = max(time_us, least_us + float(topology.launch_us))
             if time_us == math.inf:
                 self.promised_us.clear()
                 return
