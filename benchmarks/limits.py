@@ -135,8 +135,12 @@ def _baseline_us(command: str) -> float | None:
 
 @contextmanager
 def _busy(count: int) -> Iterator[None]:
-    """Context in which `count` compute-bound processes run."""
-    processes = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
+    """Context in which `count` compute-bound processes run.
+
+    Linux shares cores among sessions first, so each process has a session of its own, as other programs have.
+    """
+    words = [sys.executable, "-c", _BUSY]
+    processes = [subprocess.Popen(words, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
