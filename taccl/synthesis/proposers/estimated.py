@@ -49,7 +49,8 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
 _MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.3
-_MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE = 0.8e-6, 0.6, 0.6
+#: `_BUILD_TIMES`: time reserved to build and verify one, as a multiple of its estimate.
+_MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE, _BUILD_TIMES = 0.8e-6, 0.6, 0.6, 1.25
 
 
 def offer_estimated(search: Search) -> Search | None:
@@ -214,7 +215,7 @@ class _Forms:
         build_s, most = _mix_s(fit[0]), mixed_transfers(fit[0])
         # The search often takes all its time. If the machine is busy, building takes longer than estimated.
         with latest.sooner(max(ends_at.left_s + build_s, self.deadline.left_s)).enforced():
-            self._keep_mix(ends_at.later(-build_s), most)
+            self._keep_mix(ends_at.later(-_BUILD_TIMES * build_s), most)
 
     def refine_mix(self) -> None:
         """Build a mixed plan without annealing, as annealing may gain nothing if estimates are not exact.
