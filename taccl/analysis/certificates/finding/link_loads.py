@@ -41,12 +41,18 @@ _ROUNDS, _ENOUGH = 40, 8e-3
 #: of a path divided by the number of its hops.
 #: `_WIDER`, `_NARROWER`: factors of this change after prices that are better, or are not.
 _RADIUS, _WIDER, _NARROWER = (0.3, 0.005, 1.0), 2.0, 0.7
-#: Per unit of the radius: largest relative change of the prices of a path and of a send, and largest further
-#: change of the price of a send, divided by the price of a path.
-_PATH_CHANGE, _SEND_CHANGE, _LEAST_SEND_CHANGE = 0.3, 3.0, 0.003
+#: Largest relative change of the prices of a path and of a send, per unit of the radius.
+_PATH_CHANGE, _SEND_CHANGE = 0.3, 3.0
 #: First prices, divided by that of a path: fall over the horizon, rise from the source to the farthest place,
-#: price of a hop at the source, and price of a send.
-_FALL, _RISE, _LOWEST, _PER_SEND = 1.54, 0.54, 1.03, 1 / 300
+#: and price of a hop at the source.
+_FALL, _RISE, _LOWEST = 1.54, 0.54, 1.03
+#: First price of a send, divided by that with which all sends need as much as all paths.
+_PER_SEND = 0.1
+
+#: Prices that are cut off may stay so although others would prove more. So in short horizons on small meshes,
+#: prices at knots are bounded instead, and there are more knots.
+#: `_SHORT`: least time of a path divided by the horizon. `_FEW_KINDS`: max number of kinds of links.
+_SHORT, _FEW_KINDS = 0.6, 14
 
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
 _Place = tuple[int, ...]
@@ -209,6 +215,9 @@ class _Search:
     def __init__(self, loads: LinkLoads, horizon: float, steps: int, knots: int) -> None:
         latency = loads.alpha * steps / horizon
         self.loads, self.steps, self.least = loads, steps, math.floor(latency)
+        reach = min(0.9, loads.diameter * loads.alpha / horizon)
+        #: True if no price at a knot is below 0 or above that of a path.
+        self.bounded = reach > _SHORT and len(loads.links) <= _FEW_KINDS and not all(loads.rings)
         costs = send_costs(latency, steps)
         length = np.subtract.outer(np.arange(steps + 1), np.arange(steps + 1))
         self.stretch = np.where(length < self.least, 0.0, 1 / costs[np.maximum(length, self.least)])
@@ -221,6 +230,8 @@ class _Search:
         self.needed = np.array([loads.num_sources, 2 * (loads.num_ranks - 1)]) * (
             loads.busy / horizon * steps
         )
+        if self.bounded:
+            knots = 1 + round((knots - 1) / (1 - reach))
         at = np.linspace(0, knots - 1, steps + 1)
         #: Knot before each step, and how far the step is towards the next one.
         self.knot = np.minimum(at.astype(np.int64), knots - 2)
@@ -253,13 +264,15 @@ class _Search:
         at, latest = np.linspace(0, 1, num_knots), loads.latest
         found = np.zeros(self.size)
         if latest is None:
-            path, found[self.send] = 1.0, _PER_SEND
+            path, found[self.send] = 1.0, _PER_SEND * float(self.needed[0] / self.needed[1])
             knots = _LOWEST + _RISE * (loads.distance / loads.diameter)[:, None] - _FALL * at
         else:
             path, found[self.send] = latest.path, latest.send
             before = np.linspace(0, 1, latest.knots.shape[1])
             knots = np.array([np.interp(at, before, each) for each in latest.knots])
         found[self.path] = path
+        if self.bounded:
+            knots = knots.clip(0, path)
         some = self.sign > 0
         found[self.column[some]] = knots[some]
         return found
@@ -275,13 +288,16 @@ class _Search:
         reached from it any more, its price is 0.
         """
         line = prices.knots[:, self.knot] * (1 - self.share) + prices.knots[:, self.knot + 1] * self.share
-        full = line >= prices.path
+        full = (line >= prices.path) & (not self.bounded)
+        low = np.zeros(full.shape, bool)
         for place, apart in enumerate(self.loads.distance.tolist()):
             full[place, : apart * self.least] = True
-            line[place, self.steps + 1 - (self.loads.diameter - apart) * self.least :] = 0
+            low[place, self.steps + 1 - (self.loads.diameter - apart) * self.least :] = True
         full[self.source], full[self.far] = False, True
-        line[self.source] = 0
-        return np.where(full, prices.path, np.maximum(line, 0)), (line > 0) & ~full, full
+        low[self.source] = True
+        low |= (line <= 0) & (not self.bounded)
+        full &= ~low
+        return np.where(full, prices.path, np.where(low, 0, line)), ~(low | full), full
 
     def _heaviest(self, kinds: list[int], values: Floats, per_send: float) -> tuple[Floats, Ints]:
         """Least total price of a link's time up to each step, and where the send that determines it begins.
@@ -384,6 +400,9 @@ class _Search:
                 rows.append((len(upper), int(self.column[place, at]), sign * self.sign[place, at]))
                 rows.append((len(upper), self.path, sign * self.part[place, at]))
             upper.append(0.0)
+        for column in range(self.path if self.bounded else 0):
+            rows += [(len(upper), column, 1.0), (len(upper), self.path, -1.0)]
+            upper.append(0.0)
         rows += [(len(upper), self.size + k, float(each)) for k, each in enumerate(self.numbers)]
         upper.append(self.mean)
         row, column, value = np.array(rows).T
@@ -396,15 +415,18 @@ class _Search:
         path, send = best[self.path], best[self.send]
         change = np.full(self.size, radius * path / self.loads.diameter)
         change[self.path] = _PATH_CHANGE * radius * path
-        change[self.send] = radius * (_SEND_CHANGE * send + _LEAST_SEND_CHANGE * path)
+        least = _PER_SEND * path * float(self.needed[0] / self.needed[1])
+        change[self.send] = _SEND_CHANGE * radius * max(send, least)
         low, high = best - change, best + change
+        if self.bounded:
+            low = np.maximum(low, 0)
         low[self.send] = max(0.0, low[self.send])
         return low, high
 
     def _rounded(self, prices: _Prices) -> Priced:
         """Prices as whole numbers."""
         loads, every = self.loads, [*range(len(self.loads.hops))]
-        values = np.minimum.accumulate(self._values(prices)[0], axis=1)
+        values = np.minimum.accumulate(self._values(prices)[0], axis=1).clip(0, prices.path)
         rough, _ = self._heaviest(every, values, prices.send)
         scale = (_SCALE - 2) / max(float(np.diff(rough, axis=1).max()), 1e-9) * (1 - 1e-6)
         at_places = np.floor(values * scale)
