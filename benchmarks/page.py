@@ -257,7 +257,7 @@ def _unseen(data: dict[str, Any]) -> str:
     default = _section("Published logs under default profiles", data, _UNSEEN, data["default"], said)
     told = "Logs of `benchmarks/data/published_logs.toml`, with their sources there; *source of* as above. "
     misses = [f"{row['log']} ({row['miss']})" for row in data["held out"] if row.get("miss")]
-    told += f"Known misses, which count in the medians but may exceed the limit: {'; '.join(misses)}."
+    told += f"Reasons of large errors that are known: {'; '.join(misses)}."
     held_out = _section(
         "Further published logs under default profiles",
         data,

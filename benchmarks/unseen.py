@@ -2,8 +2,8 @@
 
 - `default`: default profiles against every log, by size. Outliers of their class are shown and not counted.
   Some constants come from these logs (`source of`); `without` is the median with those of other machines.
-- `held out`: default profiles against further published logs (`data/published_logs.toml`). The reason of a
-  known `miss` is printed; the row is missed nevertheless.
+- `held out`: default profiles against further published logs (`data/published_logs.toml`). The known
+  reason of a large error (`miss`) is printed, and does not excuse it.
 - `left out`: a fit to the other logs of a machine against each log.
 - `nodes`: a fit to one node, with the network's rate given, against several nodes.
 - `collectives`: a fit to one collective against others of the same machine.
