@@ -112,6 +112,7 @@ def quick_fits() -> Iterator[None]:
     """Context in which fits take a third of the time: ten samples per interval, and three folds instead of ten."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("taccl.measure.fit._RESAMPLES", 10)
+        patch.setattr("taccl.measure.fit._MIN_RESAMPLES", 10)
         patch.setattr("taccl.measure.fit._FOLDS", 3)
         yield
 

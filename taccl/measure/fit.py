@@ -58,10 +58,6 @@ _FOLDS = 10
 _USUAL_NIC = 25.0
 #: Number of bootstrap resamples for intervals, and the fewest that suffice after Ctrl-C.
 _RESAMPLES, _MIN_RESAMPLES = 100, 20
-_INTERRUPTED = (
-    f"stopped by Ctrl-C: intervals rest on {{}} of {_RESAMPLES} resamples, and errors at held-out sizes are "
-    "unknown; fit again for the rest"
-)
 _INTERVAL = (5, 95)
 #: Max ratio of a fitted rate to that in NCCL's tables; a higher rate implies sums in switches (our choice).
 MOST_OF_LINK = 1.1
@@ -180,7 +176,7 @@ def fit(
         *guesses,
         *_at_limits(parameters, before, has_one_node=any(each.num_nodes == 1 for each in kept)),
         *([poor] if p90 > WORST_P90 else []),
-        *([_INTERRUPTED.format(len(samples))] if deadline.has_passed else []),
+        *([_interrupted(len(samples), has_left_out=bool(left_out))] if deadline.has_passed else []),
         *(f"{each.source}: {note}" for each in kept if (note := irregularity_note(each))),
     )
     if costs is not None:
@@ -344,6 +340,16 @@ def _samples(
     return samples
 
 
+def _interrupted(num_samples: int, *, has_left_out: bool) -> str:
+    """Note on a fit that Ctrl-C ended.
+
+    - `has_left_out`: True if errors at held-out sizes are known.
+    """
+    unknown = "" if has_left_out else ", and errors at held-out sizes are unknown"
+    rest = f"intervals rest on {num_samples} of {_RESAMPLES} resamples{unknown}"
+    return f"stopped by Ctrl-C: {rest}; fit again for the rest"
+
+
 def _parameters(
     observed: Sequence[Observed], before: Sequence[Parameter], found: Estimate, source: str,
     samples: Sequence[Floats],
@@ -354,7 +360,7 @@ def _parameters(
     resamples.
     """
     few = "sizes" if sum(len(each.size_bytes) for each in observed) < _MIN_SIZES else ""
-    few = few or "resamples" * (len(samples) < min(_MIN_RESAMPLES, _RESAMPLES))
+    few = few or "resamples" * (len(samples) < _MIN_RESAMPLES)
     lows, highs = np.percentile(np.array(samples or [found.logs]), _INTERVAL, axis=0)
     fitted = []
     for index, prior in enumerate(before):

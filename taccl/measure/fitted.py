@@ -91,7 +91,8 @@ class Fit:
         Relative errors at all sizes, as fractions.
     left_out_errors : tuple of float
         Relative errors in 10-fold cross-validation: at each tenth of the sizes, under a fit to the others,
-        with their correction by size if the series has one. Empty if a series has fewer than 3 sizes.
+        with their correction by size if the series has one. These errors also decide whether it has one, so
+        they are slightly low. Empty if a series has fewer than 3 sizes, or after Ctrl-C.
     rows_left_out : tuple of str
         File and line of each row whose time and bandwidth contradict each other, with the reason.
     protocols : tuple of int

@@ -68,14 +68,22 @@ def test_a_change_so_far_is_kept(run, interrupted_in):
     assert "stopped by Ctrl-C; this is the explanation so far" in err
 
 
-def test_intervals_of_a_fit_rest_on_the_resamples_so_far(run, interrupted_in, log):
-    """Ctrl-C in a resample keeps the fit; a note gives the number of resamples, and profiles are written."""
-    interrupted_in("taccl.measure.fit", "refit", 2)
+@pytest.mark.parametrize(
+    ("call", "known"),
+    [
+        (("refit", 2), "rest on 1 of 100 resamples; fit again"),
+        (("_fold", 1), "rest on 0 of 100 resamples, and errors at held-out sizes are unknown; fit again"),
+    ],
+    ids=["resamples", "held-out sizes"],
+)
+def test_intervals_of_a_fit_rest_on_the_resamples_so_far(run, interrupted_in, log, call, known):
+    """Ctrl-C keeps the fit; a note says which of its figures are incomplete, and profiles are written."""
+    interrupted_in("taccl.measure.fit", *call)
     profile = log.with_suffix(".toml")
     code, out, err = run("fit", log, "--topology", "dgx-h100", "-o", profile)
     assert (code, profile.exists()) == (0, True)
     assert "too few resamples for its interval, that of the prior" in out
-    assert "note: stopped by Ctrl-C: intervals rest on 1 of 100 resamples" in out
+    assert f"note: stopped by Ctrl-C: intervals {known}" in out
     assert "stopped by Ctrl-C; intervals or held-out sizes are incomplete, as a note says" in err
 
 
