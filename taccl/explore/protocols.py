@@ -174,7 +174,7 @@ class _Ratings:
                 plain = self.plain(topology)
                 time_us = estimated_us(plain) + float(topology.launch_us)
                 if is_at_one_rank(plain):  # estimates leave out that all data passes its ports
-                    least_us = taccl.lower_bound(plain, divisible=True, end_s=0.0).bound_us
+                    least_us = lower_bound(plain, divisible=True, end_s=0.0).bound_us
                     time_us = max(time_us, least_us + float(topology.launch_us))
             if time_us == math.inf:
                 self.promised_us.clear()

@@ -18,18 +18,20 @@ from taccl.baselines.rails import estimated_us
 from taccl.baselines.spread import (
     MANY_CUT,
     cut_chunks,
+    finest,
     may_merge,
     merging,
     soonest_so_far,
     sums_everywhere,
 )
-from taccl.baselines.table import TABLE, row_of, soonest_us
+from taccl.baselines.table import BASELINES, TABLE, row_of, soonest_us
 from taccl.baselines.tree_mixes import soonest_plan
 from taccl.errors import InputError
 from taccl.problem.chunks import RankSets
 from taccl.problem.making import by_default, make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.bounding import look_for_bound_over_all_chunkings
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.baseline_proposals import (
     for_baselines_s,
@@ -60,6 +62,12 @@ _CUT_TRANSFERS, _MERGED_TRANSFERS = 64 * 64 * 6, 100_000
 #: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify a baseline in finer chunks.
 #: This includes the extra work for merged transfers and listed contributions, of which they have many.
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
+
+#: `_AGAIN_S_PER_TRANSFER`: CPU seconds per transfer to build and verify the earliest baseline in more chunks.
+#: `_AGAIN_PAYS`: max ratio of its finish to that in half as many chunks, to cut these again.
+#: `_AGAIN_GAP`: max gap over all chunkings at which chunks stay as they are.
+#: `_AGAIN_TRANSFERS`: max transfers in finer chunks.
+_AGAIN_S_PER_TRANSFER, _AGAIN_PAYS, _AGAIN_GAP, _AGAIN_TRANSFERS = 4e-5, 0.995, 0.002, 100_000
 
 
 def offer_hubs(search: Search) -> Search | None:
@@ -170,6 +178,45 @@ def _is_as_estimated(problem: Problem, estimate_us: float, limit: Deadline) -> b
     """True if baselines have completed a schedule about as early as estimated, or a limit has passed."""
     found = soonest_so_far(problem)
     return limit.has_passed or (bool(found) and found[0].finish_us <= _AS_ESTIMATED * estimate_us < math.inf)
+
+
+def offer_cut_again(search: Search, until: Deadline) -> Search | None:
+    """Propose the earliest baseline in twice as many chunks, again and again while that pays.
+
+    A baseline ends its own cuts if the next one gains little or takes long, to leave time for the search.
+    Returns the search that holds the schedule; None if it is not earlier, or if no baseline is the earliest.
+    """
+    problem, since, found = _opened(search.problem), time.monotonic(), search.earliest_search.best
+    best: Search | None = None
+    made = [
+        (name, each is not problem)
+        for each in (problem, merging(problem))
+        for name, cut in finest(each).items()
+        if found is not None and name in BASELINES and cut.finish == found.finish
+    ]
+    every = look_for_bound_over_all_chunkings(search) if made else None
+    if found is None or every is None or found.finish <= (1 + _AGAIN_GAP) * every.bound:
+        return None
+    name, merges = made[0]
+    while True:
+        parts = 2 * found.problem.collective.chunks_per_rank // problem.collective.chunks_per_rank
+        num_transfers, again = 2 * found.num_transfers, None
+        takes_s = busy_factor() * _AGAIN_S_PER_TRANSFER * num_transfers
+        is_long = num_transfers > _AGAIN_TRANSFERS or takes_s > until.left_s
+        if is_long or parts > min(problem.chunk_bytes):
+            break
+        with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: best), until.enforced():
+            finer = cut_chunks(problem, parts)
+            again = baseline(name, merging(finer) if merges else finer, cut=False)
+            if again.finish < found.finish:
+                best = search_for(search, again) or best
+        if again is None or again.finish_us > _AGAIN_PAYS * found.finish_us:
+            break
+        found = again
+    said = "none better" if best is None else f"{name} in {best.problem.collective.chunks_per_rank} per rank"
+    finish_us, message = (best or search.earliest_search).best_us, f"in finer chunks: {said}"
+    search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
+    return best
 
 
 def offer_balanced_groups(search: Search) -> Search | None:

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from taccl._internal.deadline import busy_factor
+from taccl._internal.deadline import Deadline, busy_factor
 from taccl._internal.units import format_s, format_us
 from taccl.baselines import best
 from taccl.baselines.servers import servers
@@ -38,6 +38,7 @@ from taccl.synthesis.proposers.finer import (
     is_at_one_rank,
     offer_balanced_groups,
     offer_cut,
+    offer_cut_again,
     offer_hubs,
 )
 from taccl.synthesis.proposers.large import effort
@@ -207,9 +208,18 @@ def _finer_next(search: Search) -> Search | None:
 
 
 def _finer_last(search: Search) -> Search | None:
+    return offer_cut(search, _until_last(search))
+
+
+def _finer_still(search: Search) -> Search | None:
+    return offer_cut_again(search, _until_last(search))
+
+
+def _until_last(search: Search) -> Deadline:
+    """Deadline of proposers of finer chunks after the search."""
     left_s = search.deadline.left_s
     kept_s = reserve_s(search.problem, left_s, search.parameters.budget)
-    return offer_cut(search, search.deadline.sooner(min(left_s - kept_s, search.idle_s)))
+    return search.deadline.sooner(min(left_s - kept_s, search.idle_s))
 
 
 def _exchange_finer(search: Search) -> None:
@@ -339,6 +349,7 @@ LAST_OF_OTHERS: tuple[Turn, ...] = (
 LAST: tuple[Turn, ...] = (
     Turn(OwnProposer("other baselines", _last_baselines), competes, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
+    Turn(OwnProposer("earliest baseline in finer chunks", _finer_still), _may_be_finer, improves=True),
     *LAST_OF_OTHERS,
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.

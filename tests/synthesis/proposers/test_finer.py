@@ -37,6 +37,22 @@ def test_baselines_in_finer_chunks_come_last():
     assert finer.offer_cut(search, search.deadline) is None, "none is made in finer chunks again"
 
 
+def test_the_earliest_baseline_is_cut_again_while_that_pays():
+    """A ring ends its own cuts of a broadcast with four chunks; eight end 2 % sooner, and are added at the end.
+
+    Without a baseline as the earliest schedule, nothing is cut.
+    """
+    problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(AMPLE_S), asked=problem)
+    baseline_proposals.offer_first(search, ["ring"])
+    assert finer.offer_cut_again(search, search.deadline) is None
+    search.others.append(finer.offer_cut(search, search.deadline))
+    found = finer.offer_cut_again(search, search.deadline)
+    assert [each.problem.collective.chunks_per_rank for each in (*search.others, found)] == [4, 8]
+    assert found.best.finish < search.earliest_search.finish
+    taccl.verify(found.best).raise_if_failed()
+
+
 @pytest.mark.slow
 def test_data_of_one_rank_is_cut_even_if_time_is_up(monkeypatch):
     """Trees between nodes and in finer chunks are tried even if the time limit has passed.
