@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Estimates of forms are used if one finishes no sooner than this share of its estimate.
-_AS_ESTIMATED = 0.9
+#: `_AS_ESTIMATED`: estimates of forms are used if one finishes no sooner than this share of its estimate.
+#: `_ALIKE`: forms are tried if their estimates are less than this multiple of that of the best form so far.
+_AS_ESTIMATED, _ALIKE = 0.9, 1.01
 
 
 def fastest(schedules: Iterable[Schedule]) -> Schedule:
@@ -62,7 +63,7 @@ def fastest_in_turn(problem: Problem, forms: Iterable[Form]) -> Schedule:
     """Schedule of the form with the earliest finish; the first of equal ones.
 
     Each form is timed before the next one is built. So a good form is complete early if it is the first one.
-    Once a form finishes about as estimated, forms with later estimates are skipped.
+    Once a form finishes about as estimated, forms with later estimates (by 1 %) are skipped.
 
     - `forms`: At least one.
     """
@@ -76,7 +77,9 @@ def fastest_in_turn(problem: Problem, forms: Iterable[Form]) -> Schedule:
             if best is None or found.finish_ticks < best.finish_ticks:
                 best = found
                 complete.append(best)
-                most = best.finish_ticks if best.finish_ticks >= _AS_ESTIMATED * form.estimate else math.inf
+                most = max(_ALIKE * form.estimate, best.finish_ticks)
+                if best.finish_ticks < _AS_ESTIMATED * form.estimate:  # estimates are not reliable
+                    most = math.inf
     assert best is not None, "there is a form"
     return best
 

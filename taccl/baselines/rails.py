@@ -31,6 +31,8 @@ SHAPES = ("trees", "stars", "helped stars")
 MOST_RAILED = 100_000
 #: Max chunks times ranks to try more groups than the best ones (0.1 s).
 _FEW = 4_000
+#: Factor of the estimates of trees.
+_LATE_TREES = 1.05
 #: Numbers of turns whose chunks may share messages inside nodes.
 _GROUPS = (1, 2, 4, 8)
 
@@ -115,7 +117,8 @@ def likely_forms(problem: Problem) -> dict[tuple[str, int], float]:
 
     These are the shapes within 10 % of the best estimate.
 
-    Trees come last, as their estimate leaves out that the copies of a node wait for one another (up to 40 %).
+    Trees come last, with a later estimate, as it leaves out that the copies of a node wait for one another
+    (up to 40 %).
     Each shape has its groups within 3 % of the best one, or 40 % if there are few chunks: estimates are less
     exact for these, and where ranks share NICs.
     """
@@ -129,7 +132,7 @@ def likely_forms(problem: Problem) -> dict[tuple[str, int], float]:
         if 0.9 * best <= least:
             found += [(shape, group) for group, estimate in each.items() if estimate <= times * best]
     found.sort(key=lambda form: (form[0] == "trees", estimates[form]))
-    return {form: estimates[form] for form in found}
+    return {form: estimates[form] * (_LATE_TREES if form[0] == "trees" else 1) for form in found}
 
 
 def _estimates(problem: Problem, parts: int) -> dict[tuple[str, int], float]:

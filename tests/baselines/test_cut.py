@@ -324,9 +324,12 @@ def test_a_form_is_complete_before_the_next_one_is_built():
     assert fastest_in_turn(problem, in_order()) is complete_so_far(problem)[-1]
 
 
-@pytest.mark.parametrize(("share", "built"), [(1.0, "a"), (0.8, "a"), (2.0, "ab")])
-def test_forms_of_later_estimates_are_skipped_once_one_finishes_as_estimated(share, built):
-    """The second form is estimated 5 % later than the first, which may finish as estimated, later, or sooner."""
+@pytest.mark.parametrize(
+    ("share", "times", "built"),
+    [(1.0, 1.05, "a"), (1.0, 1.005, "ab"), (0.8, 1.25, "a"), (0.8, 1.2, "ab"), (2.0, 1.05, "ab")],
+)
+def test_forms_of_later_estimates_are_skipped_once_one_finishes_as_estimated(share, times, built):
+    """The first form finishes as estimated, later, or far sooner; the second is estimated `times` as late."""
     problem = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6)
     sends, names = Sends.of(BASELINES["tree"](problem, cut=False)), []
     estimate = share * sends.schedule(problem, producer="tree").finish_ticks
@@ -337,7 +340,7 @@ def test_forms_of_later_estimates_are_skipped_once_one_finishes_as_estimated(sha
 
     forms = [
         Form("a", lambda: made("a"), estimate),
-        Form("b", lambda: made("b"), max(1.05, 1 / share) * estimate),
+        Form("b", lambda: made("b"), times * estimate),
     ]
     fastest_in_turn(problem, forms)
     assert "".join(names) == built
