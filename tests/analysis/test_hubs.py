@@ -1,6 +1,7 @@
 """Hubs of sums on a grid of times: random plans of a unit cost what the prices of all hubs prove."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -100,3 +101,15 @@ def test_plans_of_a_unit_cost_what_hubs_prove():
         assert total >= price * num_ranks * (num_ranks - 1), seed
         nearest = min(nearest, total / (price * num_ranks * (num_ranks - 1)))
     assert nearest < 3  # it is 1.25 over 900 plans
+
+
+def test_a_gain_on_every_second_time_is_one_on_all_times():
+    """If hubs with holds at every second time gain, so do hubs on the whole grid."""
+    rng, gains = random.Random(3), Counter()
+    for _ in range(40):
+        cells, least, shift = rng.randint(9, 14), rng.randint(0, 3), rng.randint(1, 4)
+        grid = least, shift, rng.choice((least + shift, cells + 1))
+        costs = np.array([[rng.randint(50, 400) for _ in range(cells + 1)] for _ in range(cells + 1)])
+        hubs = Hubs.rounded(costs, grid, 60, 3)
+        gains[hubs.halved.gain(), hubs.gain()] += 1
+    assert not gains[True, False] and gains[True, True] and gains[False, False]

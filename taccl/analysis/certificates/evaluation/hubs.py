@@ -13,6 +13,8 @@ Ints = NDArray[np.int32]
 _NONE = -(2**30)
 #: Price of a pair and highest cost of a hold, to which `rounded` scales: no gain exceeds 2^31 then.
 _PAIR, _COST = 2**17, 2**25
+#: Max number of cells of grids that are evaluated at once.
+_FEW_CELLS = 100
 
 
 class Gains(NamedTuple):
@@ -83,9 +85,18 @@ class Hubs(NamedTuple):
         """True if some hub serves pairs worth more than its holds cost."""
         if len(self.costs) <= self.shift:
             return True
+        # Of most grids with a gain, every second time shows one: this takes an eighth of the time.
+        if self.cells > _FEW_CELLS and self.halved.gain():
+            return True
         return any(
             int(each[:, -1:, -1:].max(initial=_NONE)) > 0 for now in self._stages() for each in now[0][1:]
         )
+
+    @property
+    def halved(self) -> Hubs:
+        """Hubs whose holds begin and end at every second time of the grid."""
+        least, shift, hop = (-(-each // 2) for each in (self.least, self.shift, self.hop))
+        return Hubs(np.ascontiguousarray(self.costs[::2, ::2]), least, shift, hop, self.pair, self.most)
 
     def _stages(self) -> Iterator[dict[int, Gains]]:
         """Yield the max gains of hubs with 0, 1, ... holds in, by the number of holds out that are left.
