@@ -300,13 +300,21 @@ def keep_soonest(problem: Problem, made: Schedule) -> Schedule:
 
 
 def _require_updates(made: Schedule) -> None:
-    """Raise `CollectiveError` unless each sum is first sent on by its server, which updates it."""
+    """Raise `CollectiveError` unless each sum is first sent on by its server, which updates it, to all ranks.
+
+    A rank that contributes alone has the sum from the start, but not the updated one.
+    """
     problem, copies = made.problem, ~made.reduce
     src, dst = (ends[made.link[copies]] for ends in link_ends(problem.topology))
-    first, num_ranks = made.chunk[copies].astype(np.int64), problem.topology.num_ranks
-    senders = set((first * num_ranks + src).tolist()) - set((first * num_ranks + dst).tolist())
-    servers = {chunk * num_ranks + (each.root or 0) for chunk, each in enumerate(problem.collective.chunks)}
-    if made.carries is not None or not senders <= servers:
+    first, num_ranks = (
+        made.chunk[copies].astype(np.int64) * problem.topology.num_ranks,
+        problem.topology.num_ranks,
+    )
+    sent, received = set((first + src).tolist()), set((first + dst).tolist())
+    chunks = problem.collective.chunks
+    at_servers = {number * num_ranks + (chunk.root or 0) for number, chunk in enumerate(chunks)}
+    wanted = {number * num_ranks + rank for number, chunk in enumerate(chunks) for rank in chunk.destinations}
+    if made.carries is not None or not sent <= received | at_servers or not wanted <= received | at_servers:
         raise CollectiveError(
             f"{made.producer} does not add up {problem.collective.name} at the servers that update sums; use "
             "servers or pairwise",

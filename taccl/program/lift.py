@@ -6,9 +6,11 @@ bounded and verified like every schedule.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -64,7 +66,7 @@ def lift(
         The program; it must state its collective.
     topology : Topology
         The network, with a link for each pair of ranks that communicates. If several links join a pair, its
-        channels, in order, use them in turn.
+        channels, in order, use them in turn, the link that is fastest for a chunk first.
     size : int or str, optional
         Size as nccl-tests counts it (``"1MB"``). Either this or `chunk_size` is required.
     chunk_size : int or str, optional
@@ -97,7 +99,7 @@ def lift(
     sent = _trace(program)
     collective = program.collective
     assert collective is not None, "tracing raised"
-    links = _links(topology, sent)
+    links = _links(topology, sent, Fraction(size_bytes, program.size_chunks))
     merged = {link for each, link in zip(sent, links, strict=True) if len(each.chunks) > 1}
     problem = make_problem(
         topology,
@@ -128,7 +130,13 @@ def lift(
     return schedule
 
 
-def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
+def _links(topology: Topology, sent: Sequence[TracedMessage], chunk_bytes: Fraction) -> list[int]:
+    """Link of each message; a program names pairs of ranks and channels, but no links."""
+
+    def time_us(index: int) -> Fraction:
+        link = topology.links[index]
+        return link.alpha_us + link.beta_us_per_mb * chunk_bytes / 10**6
+
     channels: dict[tuple[int, int], set[int]] = defaultdict(set)
     for each in sent:
         channels[each.queue.src, each.queue.dst].add(each.queue.channel)
@@ -146,6 +154,7 @@ def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
                 "give the topology that the program was made for",
                 where="topology",
             )
+        known.sort(key=time_us)
         for place, channel in enumerate(sorted(used)):
             link_of[src, dst, channel] = known[place % len(known)]
     return [link_of[each.queue] for each in sent]
@@ -154,17 +163,19 @@ def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
 def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
     """True for each chunk of a message that the receiver adds to its content.
 
-    A chunk is added if it lacks the receiver's contribution and is not complete. If the receiver contributes
-    nothing, a complete sum could be added or stored; it is added if another chunk of its send is.
+    A chunk is added if it lacks the receiver's contribution and is not complete, or if its server, which
+    updates the sum, receives it. If another receiver contributes nothing, a complete sum could be added or
+    stored; it is added if another chunk of its send is.
     """
     if not collective.sums_up:
         return [False] * len(sent.chunks)
     rank = sent.queue.dst
     adds, either = [], []
     for chunk, content in zip(sent.chunks, sent.contents, strict=True):
-        origins = collective.chunks[chunk].origins
+        origins, root = collective.chunks[chunk].origins, collective.chunks[chunk].root
+        is_pushed = collective.update_us_per_mb is not None and rank == root
         parts = content.parts()
-        adds.append((rank, chunk) not in parts and len(parts) < len(origins))
+        adds.append((rank, chunk) not in parts and (is_pushed or len(parts) < len(origins)))
         either.append(rank not in origins and len(parts) == len(origins))
     return [added or (free and any(adds)) for added, free in zip(adds, either, strict=True)]
 
@@ -249,6 +260,8 @@ def _times(
         for other in {*step.depends, *([(t, s - 1)] if s else [])}:
             for task, gap in done[StepAddress(rank, *other)]:
                 after[task].append((begins[address], gap))
+    for task, m, gap in _updates(problem, sent, duration, tasks.add()):
+        after[task].append((m, gap))
     try:
         alone = tasks.heads()
     except ValueError:
@@ -256,9 +269,35 @@ def _times(
             f"steps wait for each other when a queue holds {room} whole sends; send fewer chunks in a step",
             where="program",
         ) from None
-    turns = [(each.queue.dst - each.queue.src) % program.num_ranks for each in sent] + [0] * len(begins)
+    turns = [(each.queue.dst - each.queue.src) % program.num_ranks for each in sent]
+    turns += [0] * (len(alone) - len(turns))
     start = tasks.starts([*zip(alone, turns, strict=True)])[: len(sent)]
     return start, [begin + length for begin, length in zip(start, duration, strict=True)]
+
+
+def _updates(
+    problem: Problem, sent: Sequence[TracedMessage], duration: Sequence[int], beginning: int
+) -> Iterator[tuple[int, int, int]]:
+    """(task, message, ticks from the task's start): waits of servers' messages for updates of their sums.
+
+    A server updates a sum once all messages with its contributions have arrived.
+
+    - `beginning`: Task without a wait, for sums that need no message.
+    """
+    collective = problem.collective
+    if not collective.update_us_per_mb:
+        return
+    pushed: dict[int, list[int]] = defaultdict(list)
+    for m, each in enumerate(sent):
+        for chunk, content in zip(each.chunks, each.contents, strict=True):
+            root, origins = collective.chunks[chunk].root, collective.chunks[chunk].origins
+            if each.queue.dst == root:
+                pushed[chunk].append(m)
+            elif each.queue.src == root and len(content.parts()) == len(origins):
+                us = collective.update_us_per_mb * Fraction(problem.chunk_bytes[chunk], 10**6)
+                ticks = math.ceil(us * problem.costs.ticks_per_us)
+                yield beginning, m, ticks
+                yield from ((before, m, duration[before] + ticks) for before in pushed[chunk])
 
 
 def _messages(

@@ -257,6 +257,8 @@ def test_baselines_sum_at_the_servers_that_update():
     with pytest.raises(CollectiveError, match="one-shot does not add up exchange at the servers"):
         BASELINES["one-shot"](problem)
     assert verify(best(problem)).ok
+    with pytest.raises(CollectiveError, match="pairwise does not add up"):  # the only worker holds the sum
+        BASELINES["pairwise"](make_problem(fabrics.mesh(2, 2), exchange([2], [0], num_ranks=4), size_bytes=3))
 
 
 def test_servers_may_be_several_hops_away():
@@ -266,3 +268,6 @@ def test_servers_may_be_several_hops_away():
         result = brief_synthesis(problem)
         assert result.finish_us == best(problem).finish_us
         assert result.bound.bound <= result.schedule.finish
+    problem = make_problem(fabrics.ring(5), exchange([0], [2], num_ranks=5), size_bytes=3)
+    with pytest.raises(CollectiveError, match="exchange: found no way to update sums on ring:5; link all"):
+        brief_synthesis(problem)

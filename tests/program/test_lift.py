@@ -7,11 +7,12 @@ from functools import cache
 import pytest
 
 import taccl
+from taccl.baselines import servers
 from taccl.errors import InputError, VerificationError
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.collectives import COLLECTIVES, make
+from taccl.problem.collectives import COLLECTIVES, exchange, make
 from taccl.program.lift import lift
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
@@ -207,6 +208,29 @@ def test_parallel_links_are_taken_in_turn():
         Program("twins", (sender, receiver), collective), topology=builder.build(), chunk_size=CHUNK
     )
     assert (schedule.link.tolist(), schedule.finish_us) == ([0, 1], 1.5)
+
+
+@pytest.mark.parametrize("workers", [[2, 3], [2]])
+def test_servers_update_sums_before_they_send_them(workers):
+    """A lifted exchange includes the time that servers take to update sums, also those of one worker."""
+    topology = taccl.topologies.fully_connected(4)
+    collective = exchange(workers, [0, 1], num_ranks=4, update_us_per_mb=100)
+    schedule = servers(taccl.make_problem(topology, collective, size_bytes="1MB"), cut=False)
+    lifted = lift(lower(schedule), topology=topology, size="1MB")
+    assert lifted.finish == schedule.finish > 50
+
+
+@pytest.mark.parametrize(("size", "link"), [("1KB", 0), ("1MB", 1)])
+def test_the_fastest_of_unequal_links_comes_first(size, link):
+    """Of two links between two ranks, a program in one channel uses that of less time for its chunks."""
+    builder = TopologyBuilder("unequal", [0, 0])
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=50, name="short")
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=5, name="wide")
+    problem = taccl.make_problem(builder.build(), "broadcast", size_bytes=size, chunks_per_rank=1)
+    schedule = taccl.baselines.pairwise(problem, cut=False)
+    assert schedule.link.tolist() == [link]
+    lifted = lift(lower(schedule), topology=problem.topology, size=size)
+    assert (lifted.link.tolist(), lifted.finish) == ([link], schedule.finish)
 
 
 def test_a_missing_link_is_named_by_its_ranks():

@@ -80,8 +80,12 @@ def _by_servers(search: Search) -> None:
     made: list[Schedule] = []
     with suppress(CollectiveError):
         made.append(servers(asked, cut=asked.chunks_open))
-    if not (made and limit.has_passed):
-        made.append(best(asked, cut=asked.chunks_open, time_limit_s=max(_LEAST_BEST_S, limit.left_s)))
+    with suppress(CollectiveError):
+        if not (made and limit.has_passed):
+            made.append(best(asked, cut=asked.chunks_open, time_limit_s=max(_LEAST_BEST_S, limit.left_s)))
+    if not made:
+        said = f"found no way to update sums on {asked.topology.name}; link all workers and servers"
+        raise CollectiveError(said, where=asked.collective.name)
     found = min(made, key=lambda schedule: schedule.finish)
     if not may_merge(asked):
         found = found.under(replace(found.problem, clauses=asked.clauses))
