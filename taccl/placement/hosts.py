@@ -278,11 +278,8 @@ def _kinds_of_links(
     boards = [each for each in map(board_of, gpus) if each is not None]
     fabric = "NVLink"
     if len(boards) == len(slowness):
-        wires, fabric, models = (
-            _nvlinks_of(slowness, boards),
-            boards[0].fabric,
-            first_of(sorted(set(gpus)), 2),
-        )
+        wires, fabric = _nvlinks_of(slowness, boards), boards[0].fabric
+        models = first_of(sorted(set(gpus)), 2)
         is_meshed = all(each.is_meshed for each in boards)
         why = f"they join all {models}" if is_meshed else f"the PCIe slots of {models} are slower"
     else:

@@ -123,7 +123,7 @@ def test_protocols_are_compared_by_estimates_on_large_problems(run):
 @pytest.mark.slow
 def test_estimates_of_data_at_one_rank_are_no_less_than_a_bound(run, monkeypatch):
     """All data of a gather enters one rank, for which `ll` needs twice as long as `ll128`."""
-    monkeypatch.setattr("taccl.cli.protocols._TRIED_ARRIVALS", 0)
+    monkeypatch.setattr("taccl.explore.protocols._TRIED_ARRIVALS", 0)
     words = ("--topology", "h200", "--nodes", "8", "--collective", "gather", "--size", "4MB")
     code, _, err = run("baseline", "pairwise", *words)
     assert (code, "protocol ll128 is predicted to be the fastest for 4MB (by an estimate" in err) == (0, True)

@@ -2,8 +2,9 @@
 
 In a short schedule, data of a sum passes at most one rank between its source and its destination. That rank,
 the hub, receives one send after another, and may only then send the sum. Prices of port time, by time, bound
-the cost of a hub for each pair of ranks that it joins. In longer schedules data may pass further ranks; then
-its first send ends early, and costs as much as all pairs that it serves. See docs/formulation.md, "Hub time".
+the cost of a hub for each pair of ranks that it joins. In longer schedules data may pass one more rank. Then
+its first send ends early, and pays for all pairs that it serves, or shares their price with the last send.
+See docs/formulation.md, "Hub time".
 """
 
 from __future__ import annotations

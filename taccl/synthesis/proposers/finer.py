@@ -292,7 +292,7 @@ def is_at_one_rank(problem: Problem) -> bool:
 
 def _is_one_rank(ends: RankSets) -> bool:
     """True if `ends`, the origins or the destinations of all chunks, is one and the same rank."""
-    return len(ends.sets) == 1 == len(ends.sets[0])
+    return len(ends.sets) == 1 and len(ends.sets[0]) == 1
 
 
 def cut(problem: Problem, parts: int) -> Problem:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 #: Value of a state that no holds reach.
 _NONE = -(2**30)
-#: Price of a pair and highest cost of a hold, to which `rounded` scales: no gain exceeds 2^31 then.
-_PAIR, _COST = 2**17, 2**25
+#: `_PAIR`: least price of a pair to which `rounded` scales; the price is below twice this.
+#: `_COST`: highest cost of a hold, more than it can gain. With 15 holds into a hub and 15 out of it, gains
+#: stay below 2^29 and states above -2^31, even from `_NONE`.
+_PAIR, _COST = 2**17, 2**24
 #: Max number of cells of grids that are evaluated at once.
 _FEW_CELLS = 100
 
