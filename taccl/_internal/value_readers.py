@@ -333,7 +333,7 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
     item = kinds[0] if kinds else None
     make: Any = frozenset if container == "frozenset" else tuple
     ordered = container not in ("Collection", "Iterable", "frozenset")
-    what = f"{len(kinds)} things in order" if fixed else "several in order" if ordered else "several"
+    what = f"{len(kinds)} values in order" if fixed else "several in order" if ordered else "several"
     expected = what if item is None else f"{what}, each {item.expected}"
 
     def read(value: Any, where: str) -> Any:

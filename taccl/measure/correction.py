@@ -13,6 +13,7 @@ import numpy as np
 
 from taccl._internal.arrays import Floats
 from taccl.measure.estimate import NOISE, robust
+from taccl.topology.profile_files import factors_at
 
 #: Standard deviation of a correction's change from one size to twice that size (our choice).
 _CHANGE = 0.04
@@ -59,11 +60,6 @@ def smooth_factors(size_bytes: Floats, ratios: Floats) -> Floats:
         found = np.linalg.solve(np.diag(weights) + smoothness, weights * logs)
         weights = 1 / np.sqrt(1 + ((logs - found) / NOISE) ** 2)
     return np.asarray(np.exp(found))
-
-
-def factors_at(asked_bytes: Floats, size_bytes: Floats, factors: Floats) -> Floats:
-    """Factors at other sizes: linear in the size's logarithm, and constant beyond both ends."""
-    return np.asarray(np.interp(np.log2(asked_bytes), np.log2(size_bytes), factors))
 
 
 def correction(size_bytes: Floats, ratios: Floats, folds: Iterable[LeftOut]) -> Floats:

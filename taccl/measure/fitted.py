@@ -11,13 +11,13 @@ import numpy as np
 
 from taccl._internal.arguments import Bytes, Count, checked
 from taccl.errors import InputError
-from taccl.measure.correction import factors_at
 from taccl.measure.curve import irregularity, noise
 from taccl.measure.library_costs import Costs
 from taccl.measure.machine import Machine, find_machine
 from taccl.measure.model import terms_of, times_us
 from taccl.measure.predict import predicted_us
 from taccl.measure.series import BETWEEN_RUNS, POINT_TO_POINT, Series
+from taccl.topology.profile_files import factors_at
 
 #: Max median relative error of a fit that describes the machine.
 WORST_MEDIAN = 0.15
@@ -52,8 +52,7 @@ class FittedSeries:
         """Correction at a size; beyond the measured sizes, that of the nearest one."""
         if not self.factors:
             return 1.0
-        asked = np.array([float(size_bytes)])
-        return float(factors_at(asked, np.array(self.series.size_bytes, float), np.array(self.factors))[0])
+        return float(factors_at(size_bytes, self.series.size_bytes, self.factors))
 
     @property
     def model_errors(self) -> list[float]:

@@ -6,11 +6,14 @@ corrections by size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
+from taccl._internal.arrays import Floats
 from taccl._internal.reading import parse, read_text, reads
 from taccl._internal.units import format_count, format_size
 from taccl._internal.validation import Cost, Positive, Table, validated
@@ -85,6 +88,11 @@ class Range(Table):
         )
 
 
+def factors_at(asked_bytes: ArrayLike, size_bytes: ArrayLike, factors: Sequence[float] | Floats) -> Floats:
+    """Factors at other sizes: linear in the size's logarithm, and constant beyond both ends."""
+    return np.asarray(np.interp(np.log2(asked_bytes), np.log2(size_bytes), factors))
+
+
 class Correction(Table):
     """Ratios of measured times to the cost model, by message size, for one collective on equal nodes."""
 
@@ -101,8 +109,8 @@ class Correction(Table):
         return self
 
     def factor(self, size_bytes: int) -> float:
-        """Factor at a size, linear in its logarithm; beyond the measured sizes, that of the nearest one."""
-        return float(np.interp(np.log2(size_bytes), np.log2(self.bytes), self.factors))
+        """Factor at a size; beyond the measured sizes, that of the nearest one."""
+        return float(factors_at(size_bytes, self.bytes, self.factors))
 
     def told(self) -> str:
         """Describe the correction in a line of text: collective, ranks, range of factors and of sizes."""

@@ -138,7 +138,7 @@ def test_what_is_plainly_meant(name, value, expected):
         ("kind", "recieve", "kind: found 'recieve'; expected 'send' or 'receive'; did you mean 'receive'?"),
         ("several", [1, "x"], "several[1]: found 'x'; expected a whole number"),
         ("several", {}, "several: found {}; expected several, each a whole number"),
-        ("fixed", (1, 2, 3), "fixed: found (1, 2, 3); expected 2 things in order, each a whole number"),
+        ("fixed", (1, 2, 3), "fixed: found (1, 2, 3); expected 2 values in order, each a whole number"),
         ("size", "1.5", "size: found '1.5', which is 1.5 bytes; expected a positive whole number"),
         ("size", -1, "size: found -1; expected a whole number of at least 1"),
         ("path", 3, "path: found 3; expected text or a path"),

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from taccl.measure.correction import LeftOut, correction, factors_at, is_better, smooth_factors
+from taccl.measure.correction import LeftOut, correction, is_better, smooth_factors
+from taccl.topology.profile_files import factors_at
 
 SIZES = 2.0 ** np.arange(10, 34)
 
