@@ -4,12 +4,11 @@ Every full sweep is fitted by itself, and logs of one machine together. Errors a
 times. `left out` is the median error in 10-fold cross-validation: each tenth of the sizes is predicted by a
 fit to the other sizes. A fit also chooses the protocol of each size, with two more parameters per series, and
 a correction by size where that predicts sizes left out better. So `left out` says more about predictions than
-the errors of the fit itself. `irregular` is the mean distance of
-the times from the nearest curve that rises with the size, due to noise or changes of protocol. `noise` is the
-median deviation of a time, by the times in place and out of place. `lines` is
-the median error of three lines, one for each range of sizes that the fit infers first. Their latencies and
-rates are free, so a fit with three protocols is rarely better. Last, the prediction of the baseline `nccl` on
-a fitted profile is compared with the log.
+the errors of the fit itself. `irregular` is the mean distance of the times from the nearest curve that rises
+with the size, due to noise or changes of protocol. `noise` is the median deviation of a time, by the times in
+place and out of place. `lines` is the median error of three lines, one for each range of sizes that the fit
+infers first. Their latencies and rates are free, so a fit with three protocols is rarely better. Last, the
+prediction of the baseline `nccl` on a fitted profile is compared with the log.
 
 Examples
 --------

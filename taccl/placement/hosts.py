@@ -31,15 +31,14 @@ MEASURED = "measured"
 #: Ratio of rates above which links of a GPU are of different kinds, such as NVLink and PCIe.
 _RATIO_OF_KINDS = 1.5
 #: GB/s of a PCIe 5 x16 slot: slower links of a GPU may share one slot, within a socket and across sockets.
-_SLOT_GB_PER_S = 64.0
+_SLOT_GB_PER_S = SLOT_GB_PER_S[5]
 #: `_NVLINK_GB_PER_S`: min and max rate of one NVLink of P100 and V100 in GB/s, as measured.
 #: `_SAME`: max relative difference at which a rate counts as a multiple of one NVLink's.
 _NVLINK_GB_PER_S, _SAME = (16.0, 26.0), 0.08
-#: Max ratio of the measured rates of a GPU's NVLinks to that of its data sheet.
+#: Max ratio of the measured rates of a GPU's NVLinks to that of its data sheet; our choice.
 _SLACK = 1.05
-#: `_PCIE_4_GB_PER_S`: GB/s of a PCIe 4 x16 slot; bridges of two GPUs are faster.
-#: `_RATIO_OF_BRIDGES`: min ratio of the rate of bridges of two GPUs to that of every other link.
-_PCIE_4_GB_PER_S, _RATIO_OF_BRIDGES = 32.0, 2.0
+#: Min ratio of the rate of bridges of two GPUs to that of every other link; they are faster than PCIe 4 x16.
+_RATIO_OF_BRIDGES = 2.0
 #: Factor by which the oversubscription grows with each level of clusters; our choice.
 _FURTHER = 2.0
 #: Values for costs that were not measured; our choices, listed among the topology's assumptions.
@@ -327,7 +326,7 @@ def _bridges(
     if not len(starts):
         return none
     slowest, next_class = ordered[starts[0] - 1], ordered[starts[0]]
-    if slowest >= 1 / _PCIE_4_GB_PER_S or next_class < _RATIO_OF_BRIDGES * slowest:
+    if slowest >= 1 / SLOT_GB_PER_S[4] or next_class < _RATIO_OF_BRIDGES * slowest:
         return none
     found: NDArray[np.bool_] = (slowness <= slowest) & ~np.eye(len(slowness), dtype=bool)
     is_matching = (found == found.T).all() and found.sum(axis=1).max() == 1
