@@ -101,10 +101,8 @@ class _Search:
         for form in forms:
             if not self._deadline.has_passed:
                 self.schedule(form)
-        others = [each for each in variants if each not in forms]
-        for variant in (
-            [] if self._deadline.has_passed else self._by_estimate((each, each) for each in others)
-        ):
+        others = [each for each in variants if each not in forms and not self._deadline.has_passed]
+        for variant in self._by_estimate((each, each) for each in others):
             if not self._deadline.has_passed:
                 self.schedule(variant)
         ways = self._by_estimate(self._in_fewest_tiles(variants))

@@ -118,14 +118,16 @@ class _Traces:
         self._links = schedule.problem.topology.links
         self._total = _total_chunks(schedule.problem)
         self.nodes: list[list[_Node]] = [[] for _ in range(schedule.problem.topology.num_ranks)]
-        self._sent: dict[int, int] = {}  # {send: its node}
-        # {send: node at its destination after which its chunks are available}
+        #: {send: its node}.
+        self._sent: dict[int, int] = {}
+        #: {send: node at its destination after which its chunks are available}.
         self._arrived: dict[int, int] = {}
-        self._made: dict[int, int] = {}  # {computation: its node}
-        self._came: dict[tuple[int, int], set[int]] = defaultdict(
-            set
-        )  # {(chunk, rank): nodes of its arrivals}
-        self._busy: dict[int, int] = {}  # {rank: node of its last computation}
+        #: {computation: its node}.
+        self._made: dict[int, int] = {}
+        #: {(chunk, rank): nodes of its arrivals}.
+        self._came = defaultdict[tuple[int, int], set[int]](set)
+        #: {rank: node of its last computation}.
+        self._busy: dict[int, int] = {}
 
     def _add(self, rank: int, node: _Node) -> int:
         """Add a node of a rank; return its id."""
