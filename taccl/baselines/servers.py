@@ -137,7 +137,7 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
                     link = routes.direct(src, dst)
                     if link is None:
                         said = (
-                            f"servers needs a link from rank {src} to rank {dst}, which is missing; use tree"
+                            f"found no link from rank {src} to rank {dst}, which servers needs; use pairwise"
                         )
                         raise CollectiveError(said, where="baseline")
                     # In a turn, no two pushes have one worker or server in common, and no two pulls.

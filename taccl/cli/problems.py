@@ -330,6 +330,8 @@ def sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.in
     if options.matrix is None:
         raise InputError(f"found none; {BY_MATRIX} takes its sizes from {MATRICES}", where="--matrix")
     if is_skew(options.matrix):
+        if num_ranks < 2:
+            raise InputError("found a skew for 1 rank; expected two or more ranks", where="--matrix")
         return skewed_sizes(
             num_ranks, getattr(options, "size", None) or parse_size(USUAL_SIZE), options.matrix
         )

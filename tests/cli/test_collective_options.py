@@ -144,6 +144,12 @@ def test_the_bound_of_a_matrix(run_json, matrix, words, bound_us):
     assert (code, found["prices"]["divisible"]["bound_us"]) == (0, bound_us)
 
 
+def test_a_skew_needs_two_ranks(run):
+    """A skew for one rank is refused by the name of its option."""
+    code, _, err = run("bound", *WORDS_OF_MATRIX, "--matrix", "zipf:1", "--ranks", "0")
+    assert (code, "--matrix: found a skew for 1 rank; expected two" in err) == (2, True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["FILE"], ["hot:3", "--size", "1MB"]], ids=["file", "skew"])
 def test_a_comparison_of_a_matrix(run_json, matrix, words):

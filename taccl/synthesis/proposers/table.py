@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -60,8 +61,8 @@ _CUT_SHARE = 0.25
 _LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
-#: Least time limit in seconds for the fastest baseline of an exchange, which completes one in any case.
-_LEAST_BEST_S = 0.01
+#: Share of the remaining time for the fastest baseline of an exchange, and its least value in seconds.
+_BEST_SHARE, _LEAST_BEST_S = 0.6, 0.01
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
 _SKETCHED_SHARE = 0.3
 
@@ -82,7 +83,9 @@ def _by_servers(search: Search) -> None:
         made.append(servers(asked, cut=asked.chunks_open))
     with suppress(CollectiveError):
         if not (made and limit.has_passed):
-            made.append(best(asked, cut=asked.chunks_open, time_limit_s=max(_LEAST_BEST_S, limit.left_s)))
+            left_s = _BEST_SHARE * search.deadline.left_s
+            best_s = None if left_s == math.inf else max(_LEAST_BEST_S, left_s)
+            made.append(best(asked, cut=asked.chunks_open, time_limit_s=best_s))
     if not made:
         said = f"found no way to update sums on {asked.topology.name}; link all workers and servers"
         raise CollectiveError(said, where=asked.collective.name)
