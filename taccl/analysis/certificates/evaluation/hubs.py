@@ -22,8 +22,8 @@ _FEW_CELLS = 100
 class Gains(NamedTuple):
     """Max gains of hubs, by the number of joined pairs of a rank with itself and the ends of the last holds.
 
-    The axes of arrays are that number (`Hubs.owns`), the latest end of the last hold into the hub, and the
-    latest end of the last one out of it, less the shift.
+    The first axis is that number (`Hubs.owns`). The second is the latest end of the last hold into the hub.
+    The third is the latest end of the last hold out of it, less the shift.
 
     - `middle`: A hold out of the hub that is in the middle of three sends follows.
     - `plain`: Neither such a hold follows, nor was a hold into the hub in the middle of three.
