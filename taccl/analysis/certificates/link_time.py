@@ -145,17 +145,18 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
             times = tuple(TimePrices(*each) for each in found.times)
             places = tuple(PlacePrices(*each) for each in found.places)
             # Prices that load the links less than fully prove a horizon that is shorter by as much.
-            less = Fraction(math.floor(horizon * found.load * _LESS * _TICK), _TICK)
+            less = Fraction(math.floor(whole * Fraction(found.load * _LESS) * _TICK), _TICK)
             proven = whole if found.load > 1 else less
             witness = LinkTime(proven, dims.sizes, loads.rings, steps, found.per_send, times, places)
-            if proven > 0 and _is_proven(facts, witness):
+            is_proven = proven > 0 and _is_proven(facts, witness)
+            if is_proven:
                 yield Claim(proven, what, witness)
             tried[math.log(horizon)] = excess = math.log(max(found.load, 1e-9))
             horizon = _next_horizon(tried)
-            if knots == _GRIDS[0][1] and abs(excess) < _NEAR:
+            if knots == _GRIDS[0][1] and is_proven and abs(excess) < _NEAR:
                 horizon *= _FINER
                 break
-            if abs(excess) < 3 * _MARGIN:
+            if abs(excess) < 3 * _MARGIN and len(tried) > 1:
                 break
     demand.deadline.check()  # so that a program cut off by time is solved again if there is more
 

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 _SCALE = 10**7
 #: `_MOST_COST`: largest cost of a send. `_PARTS`: costs are multiples of 1 / `_PARTS`. Both as in the check.
 _MOST_COST, _PARTS = 10, 10**8
-#: `_ROUNDS`: max number of linear programs.
-#: `_ENOUGH`: expected gain of load at which the search ends, for two knots; less for more knots.
-_ROUNDS, _ENOUGH = 40, 8e-3
+#: `_ROUNDS`: max number of linear programs on meshes, and on tori. Tori have few kinds of links, so that each
+#: program adds few rows. The search ends after `_SMALL` programs in a row that promise a gain of load below
+#: `_ENOUGH`, for two knots; less for more knots.
+_ROUNDS, _ENOUGH, _SMALL = (40, 100), 4e-3, 3
 #: `_RADIUS`: first, least and largest change of a price from one program to the next. The unit is the price
 #: of a path divided by the number of its hops.
 #: `_WIDER`, `_NARROWER`: factors of this change after prices that are better, or are not.
@@ -47,7 +48,7 @@ _PATH_CHANGE, _SEND_CHANGE = 0.3, 3.0
 #: and price of a hop at the source.
 _FALL, _RISE, _LOWEST = 1.54, 0.54, 1.03
 #: First price of a send, divided by that with which all sends need as much as all paths.
-_PER_SEND = 0.1
+_PER_SEND = 0.04
 
 #: Prices that are cut off may stay so although others would prove more. So in short horizons on small meshes,
 #: prices at knots are bounded instead, and there are more knots.
@@ -349,9 +350,9 @@ class _Search:
         """Best prices found within `limit_s` seconds; None if none are found."""
         until, radius = time.monotonic() + limit_s, _RADIUS[0]
         columns, best, best_load = self._first(), None, 0.0
-        program, enough = self._program(), _ENOUGH / (self.column.shape[1] - 1)
+        program, enough, small = self._program(), _ENOUGH / (self.column.shape[1] - 1), 0
         number = np.arange(len(self.kinds))
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS[all(self.loads.rings)]):
             if time.monotonic() > until:
                 break
             prices = self._prices(columns)
@@ -379,7 +380,11 @@ class _Search:
             )
             program.set_bounds(*self._box(best, radius))
             solution = program.solved(max(0.0, until - time.monotonic()))
-            if solution is None or -solution.objective < best_load + enough * min(1.0, radius / _RADIUS[0]):
+            if solution is None:
+                break
+            gain = -solution.objective - best_load
+            small = small + 1 if gain < enough * min(1.0, radius / _RADIUS[0]) else 0
+            if small == _SMALL:
                 break
             columns = solution.values[: self.size]
         if best is None:
@@ -428,7 +433,10 @@ class _Search:
         loads, every = self.loads, [*range(len(self.loads.hops))]
         values = np.minimum.accumulate(self._values(prices)[0], axis=1).clip(0, prices.path)
         rough, _ = self._heaviest(every, values, prices.send)
-        scale = (_SCALE - 2) / max(float(np.diff(rough, axis=1).max()), 1e-9) * (1 - 1e-6)
+        # Rounding changes the price of a send by less than 1 for each source, and that of its time by less
+        # than this for each of its steps.
+        most = _SCALE * (1 - 1e-6) - 2 - loads.num_sources * self.steps
+        scale = most / max(float(np.diff(rough, axis=1).max()), 1e-9)
         at_places = np.floor(values * scale)
         per_send = math.floor(prices.send * scale)
         total, _ = self._heaviest(every, at_places, per_send)
