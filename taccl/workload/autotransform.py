@@ -46,8 +46,9 @@ def autotransform(
     number of tiles grows until the step gets no faster.
 
     Three usual forms of the step are scheduled first, with one operation after another: the program itself,
-    the program with fused kernels, and the program with sharded state (ZeRO-1). So the result is never slower
-    than these. Other untiled steps follow, then tiled steps, each in order of estimated finish.
+    the program with fused kernels, and the program with sharded state (ZeRO-1). The program itself is then
+    scheduled without this restriction. So the result is never slower than these. Other untiled steps follow,
+    then tiled steps, each in order of estimated finish.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ def autotransform(
         Numbers of tiles to try, ascending. Numbers that do not divide the axis, or lead to too many chunks,
         are skipped.
     time_limit_s : float
-        Time limit in seconds, which applies once the usual forms and a tiled step are scheduled. Ctrl-C ends
+        Time limit in seconds, which applies once these steps and a tiled one are scheduled. Ctrl-C ends
         the search and keeps the best step so far.
     note : callable, optional
         Called with a line of text after each scheduled step.
@@ -99,7 +100,7 @@ class _Search:
             if form != self._workload:
                 self.schedule(form, order="in-sequence")
         for form in forms:
-            if not self._deadline.has_passed:
+            if form == self._workload or not self._deadline.has_passed:
                 self.schedule(form)
         others = [each for each in variants if each not in forms and not self._deadline.has_passed]
         for variant in self._by_estimate((each, each) for each in others):

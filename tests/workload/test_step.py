@@ -289,6 +289,16 @@ def test_a_search_without_time_is_no_slower_than_the_usual_forms():
     assert autotransform(step, slow, rates=Rates(1, 10), time_limit_s=1e-9).finish <= min(usual)
 
 
+def test_a_search_without_time_overlaps_what_is_independent():
+    """A search with almost no time returns at least the program with communication beside a kernel."""
+    step = Workload("apart", 4).input("g", (1 << 16,), layout="partial").then("sum", "allreduce", "g")
+    step = step.then("k", "compute", shape=(4,), cost_us=100)
+    together, alone = (
+        schedule_workload(step, RANKS, order=order).finish for order in ("together", "in-sequence")
+    )
+    assert autotransform(step, RANKS, tiles=(7,), time_limit_s=1e-9).finish <= together < alone
+
+
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
