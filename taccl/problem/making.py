@@ -74,7 +74,8 @@ def make_problem(
     else:
         collective = _as_given(collective, chunks_per_rank, **arguments)
     # Costs of the "upstream" cost model hold for one chunk size only, so the number of chunks is fixed.
-    chunks_open = collective.chunks_open and size_bytes is not None and topology.cost_model == "physical"
+    can_cut = size_bytes is not None and topology.cost_model == "physical" and collective.num_chunks > 0
+    chunks_open = collective.chunks_open and can_cut
     if size_bytes is not None:
         count = collective.size_chunks or 1  # 0 for a collective without chunks
         each = -(-size_bytes // count)

@@ -413,9 +413,13 @@ def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypa
     assert len(sought) == 1
 
 
-def test_nothing_is_sent_if_all_counts_are_zero():
-    """A collective without chunks, whose number of chunks is open, has an empty schedule."""
-    problem = taccl.make_problem(taccl.topologies.ring(4), "allgatherv", size_bytes=100, counts=[0] * 4)
+@pytest.mark.parametrize(("topology", "count"), [("ring:4", None), ("hypercube:2", 7)])
+def test_nothing_is_sent_if_all_counts_are_zero(topology, count):
+    """A collective without chunks has an empty schedule, and no other number of chunks is tried."""
+    topology = taccl.topologies.parse(topology)
+    problem = taccl.make_problem(
+        topology, "allgatherv", size_bytes=100, counts=[0] * 4, chunks_per_rank=count
+    )
     result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
     assert len(result.schedule) == result.bound.bound == 0
-    assert not finer.is_at_one_rank(problem)
+    assert not problem.chunks_open and not finer.is_at_one_rank(problem)
