@@ -125,8 +125,7 @@ class Explanation:
                 lines.append(f"  {smallest}: {self.change}")
             return "\n".join(lines)
         proven = f"no schedule ends before {self.bound_us:.6g} us ({self.reason})"
-        stopped = "time was up before a bound was proven"
-        lines = [f"Explanation: feasible: {proven if self.bound_us else stopped}"]
+        lines = [f"Explanation: feasible: {proven if self.bound_us else self.reason}"]
         if self.dimension_bound is not None:
             lines.append(f"  along dimensions {self.dimension_bound.text}")
         if not (self.costs or self.unpriced):
@@ -311,8 +310,8 @@ def _priced(barriers: Barriers, deadline: float) -> Explanation:
     with suppress(OutOfTime), Deadline(deadline).enforced():
         along = bound_along(problem)
     return Explanation(
-        True, bound.limits, bound_us=bound.bound_us, costs=tuple(costs), unpriced=tuple(unpriced),
-        dimension_bound=along,
+        True, bound.limits.removeprefix("nothing: "), bound_us=bound.bound_us, costs=tuple(costs),
+        unpriced=tuple(unpriced), dimension_bound=along,
     )  # fmt: skip
 
 
@@ -321,7 +320,7 @@ def bound_until(problem: Problem, deadline: float) -> Certificate:
     limit = Deadline(deadline)
     with suppress(OutOfTime), limit.at_least(DEFAULTS.budget.last_bound_s).enforced():
         return lower_bound(problem, limit_s=limit.left_s)
-    return no_bound(problem)
+    return replace(no_bound(problem), limits="time was up before a bound was proven")
 
 
 def bound_by(problem: Problem, deadline: float, *, divisible: bool | None = None) -> float | None:

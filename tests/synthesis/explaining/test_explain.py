@@ -410,6 +410,8 @@ def test_problem_without_clauses():
     assert explanation.feasible
     assert explanation.costs == ()
     assert "no clause has a cost to determine" in repr(explanation)
+    nothing = explain(make_problem(ring(4), "allgatherv", size_bytes=10, counts=[0] * 4))
+    assert "feasible: every rank holds its data at the start" in repr(nothing)
 
 
 @pytest.mark.slow
