@@ -115,10 +115,9 @@ def estimated_us(problem: Problem) -> float:
 def likely_forms(problem: Problem) -> dict[tuple[str, int], float]:
     """{(shape, group): estimated finish in ticks} of forms of `by_rails` to try, the best first.
 
-    These are the shapes within 10 % of the best estimate.
+    These are the shapes within 10 % of the best estimate. Trees come last and are estimated later, as
+    estimates leave out that the copies of a node wait for one another (up to 40 %).
 
-    Trees come last, with a later estimate, as it leaves out that the copies of a node wait for one another
-    (up to 40 %).
     Each shape has its groups within 3 % of the best one, or 40 % if there are few chunks: estimates are less
     exact for these, and where ranks share NICs.
     """

@@ -304,12 +304,9 @@ def _require_updates(made: Schedule) -> None:
 
     A rank that contributes alone has the sum from the start, but not the updated one.
     """
-    problem, copies = made.problem, ~made.reduce
+    problem, copies, num_ranks = made.problem, ~made.reduce, made.problem.topology.num_ranks
     src, dst = (ends[made.link[copies]] for ends in link_ends(problem.topology))
-    first, num_ranks = (
-        made.chunk[copies].astype(np.int64) * problem.topology.num_ranks,
-        problem.topology.num_ranks,
-    )
+    first = made.chunk[copies].astype(np.int64) * num_ranks
     sent, received = set((first + src).tolist()), set((first + dst).tolist())
     chunks = problem.collective.chunks
     at_servers = {number * num_ranks + (chunk.root or 0) for number, chunk in enumerate(chunks)}
