@@ -184,7 +184,7 @@ def _cut_while_it_pays(
         best = finer[name]
         parts = 2 * best.problem.collective.num_chunks // problem.collective.num_chunks
         most *= 2 * best.num_transfers <= most_transfers
-    elif cut and parts <= likely <= most:
+    elif cut and likely > 1 and parts <= likely <= most:
         # Coarse chunks take little time, and are complete if time ends; `parts` and finer ones follow below.
         for number in dict.fromkeys((max(2, parts // 2), likely)):
             first[number] = make(cut_chunks(problem, number))
