@@ -57,8 +57,9 @@ from taccl.topology.recognise import grid_of
 #: Share of the time to spend on baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
 #: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
-#: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search.
-_LEAST_ROOT_S, _MOST_LATE_S = 0.5, 1.0
+#: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search and the verb's end.
+#: `_END_S`, `_END_S_PER_LINK`: CPU seconds at the end, to bound, to verify and to print.
+_LEAST_ROOT_S, _MOST_LATE_S, _END_S, _END_S_PER_LINK = 0.5, 1.45, 0.1, 1.2e-5
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the remaining time for the fastest baseline of an exchange, and its least value in seconds.
@@ -166,11 +167,18 @@ def _from_one_rank_first(search: Search) -> Search | None:
     It runs if all chunks start or end at one rank. Such chunks follow one another along a tree, which is slow
     unless they are cut. So these baselines precede all others, and have a minimum time.
     """
-    least_s = min(busy_factor() * _LEAST_ROOT_S, search.options.ends_s + _MOST_LATE_S - time.monotonic())
+    left_s = search.options.ends_s + _most_late_s(search) - time.monotonic()
+    least_s = min(busy_factor() * _LEAST_ROOT_S, left_s)
     with search.postponed(search.deadline.at_least(least_s).at_s - search.deadline.at_s):
         kinds = {"root", "both"} if search.problem.topology.num_nodes > 1 else {"root"}
         offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks in kinds])
         return _finer_first(search)
+
+
+def _most_late_s(search: Search) -> float:
+    """Max seconds past the time limit for baselines: what the end of the verb leaves of `_MOST_LATE_S`."""
+    end_s = _END_S + _END_S_PER_LINK * len(search.problem.topology.links)
+    return max(0.0, _MOST_LATE_S - busy_factor() * end_s)
 
 
 def _has_groups(problem: Problem) -> bool:
@@ -408,11 +416,11 @@ IMPROVERS: tuple[Turn, ...] = tuple(
 def propose_first(search: Search) -> None:
     """Run the proposers before the search: baselines, then a bound and spanning trees.
 
-    On a busy machine, baselines may exceed the time limit by up to `_MOST_LATE_S`, until they have had the
-    CPU time that the limit allows on an idle machine.
+    On a busy machine, baselines may exceed the time limit (`_most_late_s`), until they have had the CPU time
+    that the limit allows on an idle machine.
     """
     options = search.options
-    late_s = min(_MOST_LATE_S, (busy_factor() - 1) * (options.ends_s - options.began_s))
+    late_s = min(_most_late_s(search), (busy_factor() - 1) * (options.ends_s - options.began_s))
     with search.postponed(late_s):
         run(search, FIRST)
     for other in search.others:  # made under the postponed deadline
