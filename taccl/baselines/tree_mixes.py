@@ -55,7 +55,8 @@ _GROWTH, _LIKELY = 1 / 8, 0.6
 _MOST_SPAN, _ALIKE = 4, 1.01
 #: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones.
 #: `_DRIFTING`: number of last sweeps, in which links drift apart.
-#: `_FEW_SENDS`: max shares * steps * ranks (about 0.2 s) to give several numbers of steps long searches.
+#: `_FEW_SENDS`: max shares * steps * ranks (about 0.2 s) to give several numbers of steps long searches, and
+#: to let links drift apart to the end.
 _BRIEF, _LONG, _DRIFTING, _FEW_SENDS = 6, 24, 24, 200_000
 #: Sharpness of the smooth maximum over links in the first sweep, and in the last of `_BRIEF` and of `_LONG`.
 #: The unit of sharpness is 1 over the mean time of a link's data in a step.
@@ -296,7 +297,7 @@ class _Mixes:
         Long searches of small problems also try other numbers of steps. Links then drift apart from the best.
         """
         number, steps, span, best = even.number, even.steps, even.span, even
-        work = number**2 * len(self.near)
+        work, is_small = number**2 * len(self.near), number * steps * len(self.near) <= _FEW_SENDS
         for share, parts in _DRIFTS:
             gains = best.finish_us < _DRIFT_GAIN * even.finish_us
             if until.has_passed or work > _MOST_WORK or (gains and work > _LAST_WORK):
@@ -304,11 +305,12 @@ class _Mixes:
             fewer = max(self.least_steps, round(share * steps))
             start = even if share == 1 else self._searched(number, fewer, span, _BRIEF, until)
             if start is not None:
-                best = _earlier(best, self._drifting(start, parts, best.finish_us, until))
+                to_beat_us = even.finish_us if is_small else best.finish_us
+                best = _earlier(best, self._drifting(start, parts, to_beat_us, until))
         if best.finish_us < _DRIFT_GAIN * even.finish_us:
             return best
         tries, long = [(steps, False), (steps, True)], even
-        if number * steps * len(self.near) <= _FEW_SENDS:
+        if is_small:
             more = max(1, int(_GROWTH * steps))
             tries += (steps + more, True), (steps - more, True)
         for each, closes in tries:
