@@ -31,7 +31,7 @@ SHAPES = ("trees", "stars", "helped stars")
 MOST_RAILED = 100_000
 #: Max chunks times ranks to try more groups than the best ones (0.1 s).
 _FEW = 4_000
-#: Factor of the estimates of trees.
+#: Factor of the estimates of trees (our choice).
 _LATE_TREES = 1.05
 #: Numbers of turns whose chunks may share messages inside nodes.
 _GROUPS = (1, 2, 4, 8)

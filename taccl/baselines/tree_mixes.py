@@ -50,7 +50,7 @@ _PAYS = 0.998
 #: `_GROWTH`: relative change from one number of steps to the next to try; the change is at least 1.
 #: `_LIKELY`: factor of the estimated number of steps, fitted to meshes of 16 and 64 ranks.
 _GROWTH, _LIKELY = 1 / 8, 0.6
-#: Max span: number of steps that a message at a corner may take. There, all data pass over few links.
+#: Max span: number of steps of a message at a corner, where all data pass over few links (our choice).
 #: `_ALIKE`: max ratio of finishes, with the same number of steps, at which a longer span is tried further.
 _MOST_SPAN, _ALIKE = 4, 1.01
 #: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones.

@@ -49,7 +49,7 @@ _LEAST_PRICES_S, _LATE_PRICES_S = 1.0, 0.3
 #: CPU seconds to list links and chunks and to bound them, per pair of ranks, with a margin of 50 %.
 #: If all pairs would exceed the time limit, the bound of a fabric given by name follows from its dimensions.
 _LISTED_S_PER_PAIR = 1.2e-5
-#: What an answer has if the time limit or Ctrl-C stopped it.
+#: Note of an answer that the time limit or Ctrl-C cut off.
 _SO_FAR = "these are the highest bounds so far"
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _SUPERFLUOUS = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}

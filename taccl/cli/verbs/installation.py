@@ -44,7 +44,7 @@ def add_warmup(verb: ArgumentParser) -> None:
 
 
 def run_warmup(options: Namespace) -> Answer:
-    """Compile the kernels of the search (about 16 s of CPU) and the bytecode, unless they are cached."""
+    """Compile the kernels of the search (about 18 s of CPU) and the bytecode, unless they are cached."""
     from taccl.synthesis.kernels.improvement_kernel import improve
     from taccl.synthesis.proposers.compiling import compile_every
 

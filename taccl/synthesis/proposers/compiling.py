@@ -60,7 +60,7 @@ IMPROVEMENT, TREES, MIXES = "ruin and recreate", "trees", "mixes"
 _EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT, TREES, MIXES))
 #: Notes of a search that ran without kernels, as they are not compiled, or were not loaded in time.
 COLD = (
-    "the compiled search was left out, as compiling it takes about 16 s of CPU, once; run `taccl warmup`, or "
+    "the compiled search was left out, as compiling it takes about 18 s of CPU, once; run `taccl warmup`, or "
     "give a longer time limit (--time-limit 60) once"
 )
 UNLOADED = (

@@ -1,4 +1,4 @@
-"""Prices of data on a torus or mesh that load its links most, for sums that all ranks share.
+"""Finds prices of data that load the links of a torus or mesh most, for sums that all ranks share.
 
 Prices of data at each place and time determine which price of link time every send needs. Of all sequences of
 sends over a link, the heaviest one needs the highest total price. It is a longest path. A linear program of
@@ -52,7 +52,8 @@ _PER_SEND = 0.04
 
 #: Prices that are cut off may stay so although others would prove more. So in short horizons on small meshes,
 #: prices at knots are bounded instead, and there are more knots.
-#: `_SHORT`: least time of a path divided by the horizon. `_FEW_KINDS`: max number of kinds of links.
+#: `_SHORT`: least time of a path divided by the horizon. `_FEW_KINDS`: max number of kinds of links. Both
+#: are our choice.
 _SHORT, _FEW_KINDS = 0.6, 14
 
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
