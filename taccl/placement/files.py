@@ -219,6 +219,8 @@ _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 #: `_FEWEST_CHANNELS`: minimum number of channels in a rule of NCCL's tuner table.
 #: `_MOST_CHANNELS`: maximum number of channels in a rule, as NCCL 2.30 builds at most 64.
 _FEWEST_CHANNELS, _MOST_CHANNELS = 2, 64
+#: Algorithms whose channels NCCL 2.30 does not limit to those that it built (NVLS: between nodes).
+_UNLIMITED = ("nvls", "collnet_direct", "collnet_chain")
 #: {collective: NCCL's algorithms besides ring}, in the order of their fallback rules in the table.
 #: Fallback rules apply if NCCL_ALGO excludes the fastest algorithm.
 _OTHERS = {
@@ -230,6 +232,7 @@ _HEAD = "# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRa
 _NOTES = """\
 # The plugin takes the first rule that matches, and 1 channel without one: so every size has a rule, for
 # {num_ranks} ranks first and then for any number. Channels are upper limits; NCCL uses those that it built.
+# NCCL 2.29 and later also need NCCL_ALLGATHERV_ENABLE=0, as their broadcasts do not keep to that limit.
 # A rule whose protocol or algorithm is not available is skipped for the next rule of the same sizes.
 """
 
@@ -238,6 +241,7 @@ class _Rule(NamedTuple):
     algorithm: str
     protocol: str
     channels: int
+    nodes: int = -1
 
 
 @checked
@@ -248,8 +252,12 @@ def nccl_tuner(
 
     Machines by name keep NCCL's own choices, by the model in its source. On other topologies, its tables
     decide algorithm and protocol. Between hosts, the simulation decides at which sizes an allreduce uses a
-    ring or a tree. The column of nodes is -1 (any): NCCL counts servers there, and clusters of hosts are not
-    servers.
+    ring or a tree. The column of nodes is -1 (any), except for NVLS inside a server: NCCL counts servers
+    there, and clusters of hosts are not servers.
+
+    NCCL uses at most the channels that it built, with three exceptions. Rules for CollNet, and for NVLS
+    between servers, state two channels. Broadcasts of NCCL 2.29 and later follow the rules for an allgather,
+    unless ``NCCL_ALLGATHERV_ENABLE=0`` is set. Set it, as they would use channels that do not exist.
 
     Parameters
     ----------
@@ -269,7 +277,7 @@ def nccl_tuner(
     References
     ----------
     NVIDIA Collective Communications Library 2.30: ``plugins/tuner/example`` (README and ``plugin.c``), and
-    ``src/enqueue.cc`` for the number of channels by size.
+    ``src/enqueue.cc`` for the number of channels by size; ``src/scheduler/allgatherv_sched.cc``.
     """
     if topology.num_ranks < 2:
         raise InputError("found one rank; a table is for two or more", where="topology")
@@ -291,9 +299,12 @@ def _fallbacks(kind: str, best: _Rule) -> Iterator[_Rule]:
     """All rules of a collective but the best; they apply if NCCL_ALGO or NCCL_PROTO excludes the best."""
     protocols = ("ll", "ll128", "simple") if best.protocol == "ll" else ("simple", "ll128", "ll")
     for algorithm in ("ring", *_OTHERS.get(kind, ())):
+        if algorithm == "nvls":
+            yield _Rule(algorithm, "simple", _MOST_CHANNELS, nodes=1)
+        most = _FEWEST_CHANNELS if algorithm in _UNLIMITED else _MOST_CHANNELS
         for protocol in protocols if algorithm in ("ring", "tree") else ("simple",):
             if (algorithm, protocol) != best[:2]:
-                yield _Rule(algorithm, protocol, _MOST_CHANNELS)
+                yield _Rule(algorithm, protocol, most)
 
 
 def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int) -> Iterator[str]:
@@ -302,8 +313,8 @@ def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int) -> Iterator[
     for each, sizes in groupby(range(len(rules)), key=rules.__getitem__):
         end = list(sizes)[-1]
         last = _ENDLESS if end == len(rules) - 1 else _TABLE_SIZES[end + 1] - 1
-        for rule in each:
-            yield f"{name},{first},{last},{rule.algorithm},{rule.protocol},{rule.channels},-1,{num_ranks}"
+        for algorithm, protocol, channels, nodes in each:
+            yield f"{name},{first},{last},{algorithm},{protocol},{channels},{nodes},{num_ranks}"
         first = last + 1
 
 
@@ -440,7 +451,9 @@ def _ordered(times_us: dict[tuple[str, str], float], size: int, num_ranks: int) 
     plain = [key for key in every if key[1] != "ll128"]
     rings = [key for key in plain if key[0] == "ring"]
     chosen = dict.fromkeys(keys[0] for keys in (every, plain, rings) if keys)
-    return [_Rule(*key, _channels(*key, size, num_ranks)) for key in chosen]
+    return [
+        _Rule(*key, _channels(*key, size, num_ranks), nodes=1 if key[0] == "nvls" else -1) for key in chosen
+    ]
 
 
 def _channels(algorithm: str, protocol: str, size: int, num_ranks: int) -> int:

@@ -252,3 +252,20 @@ def test_one_rank_is_refused():
     """A topology of one rank is refused, as it sends nothing."""
     with pytest.raises(InputError, match="found one rank"):
         nccl_tuner(taccl.topologies.TopologyBuilder("one", [0]).build())
+
+
+@pytest.mark.slow
+def test_channels_that_nccl_does_not_limit_are_few(plugin, table):
+    """CollNet, and NVLS between servers, use the table's number even if NCCL built fewer channels."""
+    names = ("ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat")
+    told = nccl_tuner(taccl.topologies.parse("dgx-h100"))
+    for text, only in product((table, told), ("nvls", "collnet_direct", "collnet_chain")):
+        gone = ",".join(each for each in names if each != only)
+        found = answers(plugin, text, [("allreduce", s, n, 8, gone) for s in SIZES for n in (1, 2)])
+        for (_, _, nodes, _, _), (algorithm, _, channels) in found.items():
+            assert (algorithm, channels) == (only, 64 if (only, nodes) == ("nvls", 1) else 2)
+
+
+def test_the_table_names_the_variable_that_limits_channels_of_broadcasts(table):
+    """The file says to set NCCL_ALLGATHERV_ENABLE=0: broadcasts of NCCL 2.29 do not limit their channels."""
+    assert "\n# NCCL 2.29 and later also need NCCL_ALLGATHERV_ENABLE=0" in table

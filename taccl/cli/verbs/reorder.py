@@ -240,7 +240,7 @@ def _launched(
 def _start(
     found: taccl.Placement, hosts: list[str], options: argparse.Namespace, notes: list[str]
 ) -> list[str]:
-    """Commands that start ranks with the host file or the rank file; adds caveats to `notes`."""
+    """Commands that start ranks with the host file or the rank file; adds caveats of all files to `notes`."""
     from taccl.placement.launchers import caveats, command
 
     start = []
@@ -252,6 +252,12 @@ def _start(
         start.append(f"mpirun -n {len(found.order)} --map-by rankfile:FILE={path}")
         notes.append(
             "Open MPI ignores --bind-to for rank files; --hostfile with --launcher openmpi keeps its binding"
+        )
+    if options.nccl_tuner is not None:
+        path = shlex.quote(str(options.nccl_tuner))
+        notes.append(
+            f"NCCL's example plugin reads NCCL_TUNER_CONFIG_FILE={path}; also set NCCL_ALLGATHERV_ENABLE=0, "
+            "else broadcasts of NCCL 2.29 use channels that do not exist"
         )
     return start
 
