@@ -309,7 +309,8 @@ def _require_updates(made: Schedule) -> None:
     first = made.chunk[copies].astype(np.int64) * num_ranks
     sent, received = set((first + src).tolist()), set((first + dst).tolist())
     chunks = problem.collective.chunks
-    at_servers = {number * num_ranks + (chunk.root or 0) for number, chunk in enumerate(chunks)}
+    roots = (chunk.root for chunk in chunks)  # collectives with updates have a root for each sum
+    at_servers = {number * num_ranks + root for number, root in enumerate(roots) if root is not None}
     wanted = {number * num_ranks + rank for number, chunk in enumerate(chunks) for rank in chunk.destinations}
     if made.carries is not None or not sent <= received | at_servers or not wanted <= received | at_servers:
         raise CollectiveError(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from taccl._internal.arguments import Size, checked
+from taccl._internal.names import first_of
 from taccl._internal.units import parse_size
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
@@ -28,6 +29,7 @@ from taccl.program.contents import Content, Memory, contents_of
 from taccl.program.execution import execute
 from taccl.program.interpret import interpret
 from taccl.program.layout import layouts_of
+from taccl.program.messages import by_speed, parallel_links, unequal_pairs
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Queue, StepAddress
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import Schedule, make_schedule
@@ -109,6 +111,7 @@ def lift(
         clauses=Clauses(
             max_merge=max((len(each.chunks) for each in sent), default=1), merging=frozenset(merged)
         ),
+        notes=_link_notes(topology, links, Fraction(size_bytes, program.size_chunks)),
     )
     start, end = _times(problem, program, sent, links)
     message = [m for m, each in enumerate(sent) for _ in each.chunks]
@@ -132,32 +135,28 @@ def lift(
 
 def _links(topology: Topology, sent: Sequence[TracedMessage], chunk_bytes: Fraction) -> list[int]:
     """Link of each message; a program names pairs of ranks and channels, but no links."""
-
-    def time_us(index: int) -> Fraction:
-        link = topology.links[index]
-        return link.alpha_us + link.beta_us_per_mb * chunk_bytes / 10**6
-
     channels: dict[tuple[int, int], set[int]] = defaultdict(set)
     for each in sent:
         channels[each.queue.src, each.queue.dst].add(each.queue.channel)
     link_of: dict[tuple[int, int, int], int] = {}
     for (src, dst), used in channels.items():
-        ends = ((src,), (dst,))
-        known = [
-            link
-            for link in topology.links_between(src, dst)
-            if (topology.links[link].srcs, topology.links[link].dsts) == ends
-        ]
+        known = by_speed(topology, parallel_links(topology, src, dst), chunk_bytes)
         if not known:
             raise InputError(
                 f"the program sends from rank {src} to rank {dst}, but {topology.name} has no such link; "
                 "give the topology that the program was made for",
                 where="topology",
             )
-        known.sort(key=time_us)
         for place, channel in enumerate(sorted(used)):
             link_of[src, dst, channel] = known[place % len(known)]
     return [link_of[each.queue] for each in sent]
+
+
+def _link_notes(topology: Topology, links: Sequence[int], chunk_bytes: Fraction) -> list[str]:
+    """Note on pairs of ranks with unequal parallel links, as a program names no links; empty without."""
+    uneven = unequal_pairs(topology, links, chunk_bytes)
+    said = "a program names no links; of unequal parallel links the fastest are assumed"
+    return [f"{said} ({first_of(uneven, 3)})"] if uneven else []
 
 
 def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:

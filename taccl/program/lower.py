@@ -12,7 +12,7 @@ depends on ends before it in this order. So the sends can be executed in this or
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from taccl._internal.arguments import Count, checked
+from taccl._internal.names import first_of
 from taccl.errors import InputError, LossyConversionWarning, warn
 from taccl.problem.costs import wide_links
 from taccl.program.emit import Draft, Key, assemble
@@ -30,10 +31,13 @@ from taccl.program.messages import (
     Message,
     MessagePart,
     NamedSums,
+    by_speed,
     events_of,
     follow,
     follow_named,
+    link_us,
     messages_of,
+    parallel_links,
 )
 from taccl.program.program import PROTOCOLS, Program, RankProgram, Slot
 from taccl.program.replicate import choose_instances, replicate
@@ -110,7 +114,8 @@ def lower(
     -----
     LossyConversionWarning
         If sends have several ends because a switch multicasts or reduces: the program has a send for each
-        end. If merged sends are split because their chunks are not contiguous at both ends.
+        end. If merged sends are split because their chunks are not contiguous at both ends. If sends use
+        slower links while faster ones between the same ranks are free, as programs name no links.
 
     Raises
     ------
@@ -138,7 +143,8 @@ def lower(
     _choose_channels(messages, channels, num_channels, collective.num_ranks)
     placing = _Placing(layouts, in_place, sums, merged == "pack", max_count, threadblocks == "per-peer")
     drafts, scratch = placing.run(messages)
-    notes = [note for note in (_replaced(schedule), _split(placing.runs_of_split)) if note]
+    notes = [_replaced(schedule), _slower(schedule), _split(placing.runs_of_split)]
+    notes = [note for note in notes if note]
     for note in notes:
         warn(note, LossyConversionWarning)
     program = Program(
@@ -174,6 +180,27 @@ def _replaced(schedule: Schedule) -> str:
     num_wide = len(np.unique(schedule.group[is_wide]))
     said = f"{num_wide} of {schedule.num_sends} sends are multicast or reduced by a switch"
     return f"{said}; the program sends to each end separately, and takes longer" if num_wide else ""
+
+
+def _slower(schedule: Schedule) -> str:
+    """Note on sends along slower ones of parallel links, which a program cannot name; empty for none."""
+    topology, chunk_bytes = schedule.problem.topology, max(schedule.problem.chunk_bytes, default=0)
+    used: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for e in set(schedule.link.tolist()):
+        if len(topology.links[e].srcs) == len(topology.links[e].dsts) == 1:
+            used[topology.links[e].src, topology.links[e].dst].append(e)
+    slower = []
+    for ends, links in sorted(used.items()):
+        every = parallel_links(topology, *ends)
+        if len(links) < len(every):
+            times, fastest = (
+                [link_us(topology, e, chunk_bytes) for e in by_speed(topology, each, chunk_bytes)]
+                for each in (links, every)
+            )
+            if times != fastest[: len(times)]:
+                slower.append("{}->{}".format(*ends))
+    said = "sends use the slower of parallel links, and a program names no links: a runtime may choose others"
+    return f"{said} ({first_of(slower, 3)})" if slower else ""
 
 
 def _split(runs: Sequence[int]) -> str:

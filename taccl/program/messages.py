@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from operator import itemgetter
 
+from taccl._internal.units import BYTES_PER_MB
 from taccl.errors import InputError
 from taccl.problem.collective import Collective
 from taccl.program.layout import FOREVER, START, RankLayout, Value
 from taccl.program.program import Slot
 from taccl.schedule.contributions import Arrival, bits_of, make_up
 from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Topology
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +43,7 @@ class MessagePart:
 class Message:
     """Message from one rank to another in one send.
 
-    - `lane`: Index of its link among the links used between the two ranks.
+    - `lane`: Index of its link among the links used between the two ranks, the fastest first.
     - `start`, `end`: Ticks.
     - `reduce`: True if it is added to the receiver's content.
     - `number`: Its position in order of end.
@@ -88,9 +91,34 @@ def messages_of(schedule: Schedule) -> list[Message]:
                 # Sums come first among equal times, as in the verifier.
                 keyed.append(((end[first], not reduce[first], start[first]), message))
     messages = [message for _, message in sorted(keyed, key=itemgetter(0))]
+    chunk_bytes = max(schedule.problem.chunk_bytes, default=0)
+    lane_of = {
+        ends: [by_speed(schedule.problem.topology, known, chunk_bytes).index(e) for e in known]
+        for ends, known in lanes.items()
+        if len(known) > 1
+    }
     for number, message in enumerate(messages):
         message.number = number
+        if (message.src, message.dst) in lane_of:
+            message.lane = lane_of[message.src, message.dst][message.lane]
     return messages
+
+
+def by_speed(topology: Topology, links: Iterable[int], chunk_bytes: int | Fraction) -> list[int]:
+    """Links in order of their time for a chunk; links of equal time stay in order."""
+    return sorted(links, key=lambda index: link_us(topology, index, chunk_bytes))
+
+
+def link_us(topology: Topology, index: int, chunk_bytes: int | Fraction) -> Fraction:
+    """Time in us that a link takes for a chunk."""
+    link = topology.links[index]
+    return link.alpha_us + link.beta_us_per_mb * chunk_bytes / BYTES_PER_MB
+
+
+def parallel_links(topology: Topology, src: int, dst: int) -> list[int]:
+    """Links from `src` alone to `dst` alone."""
+    links = topology.links
+    return [e for e in topology.links_between(src, dst) if len(links[e].srcs) == len(links[e].dsts) == 1]
 
 
 def events_of(messages: Sequence[Message]) -> list[tuple[int, bool, Message]]:
@@ -99,6 +127,17 @@ def events_of(messages: Sequence[Message]) -> list[tuple[int, bool, Message]]:
     keys = [2 * m.end for m in messages] + [2 * m.start + 1 for m in messages]
     order = sorted(range(len(keys)), key=keys.__getitem__)  # stable: `messages` are in order of number
     return [events[i] for i in order]
+
+
+def unequal_pairs(topology: Topology, links: Iterable[int], chunk_bytes: int | Fraction) -> list[str]:
+    """Pairs of ranks (``0->1``) that `links` join, between which links differ in their time for a chunk."""
+    ends = {(topology.links[e].srcs[0], topology.links[e].dsts[0]) for e in links}
+    every = {each: parallel_links(topology, *each) for each in sorted(ends)}
+    return [
+        f"{src}->{dst}"
+        for (src, dst), known in every.items()
+        if len({link_us(topology, e, chunk_bytes) for e in known}) > 1
+    ]
 
 
 def follow(

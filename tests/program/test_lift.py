@@ -8,7 +8,7 @@ import pytest
 
 import taccl
 from taccl.baselines import servers
-from taccl.errors import InputError, VerificationError
+from taccl.errors import InputError, LossyConversionWarning, VerificationError
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
@@ -16,6 +16,7 @@ from taccl.problem.collectives import COLLECTIVES, exchange, make
 from taccl.program.lift import lift
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from taccl.schedule.timing import exact_times
 from taccl.topology.builder import TopologyBuilder
 from tests.foreign import OURS, foreign_files
 from tests.program.examples import schedule_of
@@ -231,6 +232,38 @@ def test_the_fastest_of_unequal_links_comes_first(size, link):
     assert schedule.link.tolist() == [link]
     lifted = lift(lower(schedule), topology=problem.topology, size=size)
     assert (lifted.link.tolist(), lifted.finish) == ([link], schedule.finish)
+
+
+def _unequal(sent_over):
+    """Broadcast over two unequal links, of which the second is fast: a chunk over each of `sent_over`."""
+    builder = TopologyBuilder("unequal", [0, 0])
+    for beta in (30, 10):
+        builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=beta)
+    problem = taccl.make_problem(
+        builder.build(), "broadcast", chunk_bytes=10**6, chunks_per_rank=len(sent_over)
+    )
+    chunks = [*range(len(sent_over))]
+    return exact_times(
+        problem, sequence=chunks, chunk=chunks, link=sent_over, group=chunks, reduce=[False] * len(chunks),
+        producer="hand",
+    )  # fmt: skip
+
+
+def test_unequal_links_keep_their_chunks():
+    """If both links are used, their chunks keep them, though the slow link is used first."""
+    schedule = _unequal([0, 1])
+    lifted = lift(lower(schedule), topology=schedule.problem.topology, chunk_size="1MB")
+    assert (lifted.link.tolist(), lifted.finish_us) == (schedule.link.tolist(), schedule.finish_us)
+
+
+def test_a_slow_link_that_a_program_cannot_name_is_reported():
+    """If only the slow link is used, the program's note says so, and the lifted schedule says what it assumes."""
+    schedule = _unequal([0])
+    with pytest.warns(LossyConversionWarning, match=r"slower of parallel links.* \(0->1\)"):
+        program = lower(schedule)
+    lifted = lift(program, topology=schedule.problem.topology, chunk_size="1MB")
+    assert lifted.link.tolist() == [1]
+    assert "of unequal parallel links the fastest are assumed (0->1)" in lifted.problem.notes[0]
 
 
 def test_a_missing_link_is_named_by_its_ranks():

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.arguments import checked
+from taccl._internal.names import first_of
 from taccl._internal.reading import parse_json, read_text, reads
 from taccl._internal.units import BYTES_PER_MB, exact, parse_size
 from taccl.analysis.verification.verify import verify
@@ -40,6 +41,7 @@ from taccl.formats.published.fields import (
 )
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
+from taccl.program.messages import unequal_pairs
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import Topology
@@ -245,4 +247,9 @@ def _on_other_topology(file: AlgorithmFile, problem: Problem, columns: dict[str,
             "executable order; verify the file without another topology first",
             where=f"{file.where}: steps",
         )
-    return schedule
+    uneven = unequal_pairs(problem.topology, set(schedule.link.tolist()), max(problem.chunk_bytes, default=0))
+    if not uneven:
+        return schedule
+    said = "links are taken by their number in the file, whose parallel links are alike; here they differ"
+    note = f"{file.where}: {said} ({first_of(uneven, 3)})"
+    return replace(schedule, problem=replace(problem, notes=(*problem.notes, note)))

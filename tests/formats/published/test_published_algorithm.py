@@ -11,6 +11,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError
 from taccl.formats.published.algorithm import load_upstream_algorithm, retimed
 from taccl.sketch.upstream import load_problem
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import ring
 from tests.foreign import OURS
 
@@ -259,6 +260,15 @@ def test_sends_on_another_topology_are_re_timed(tmp_path):
     schedule = _load(tmp_path, _small(), topology=topology)
     assert verify(schedule).ok
     assert schedule.finish == 3
+
+
+def test_unequal_parallel_links_are_named(tmp_path):
+    """A file names parallel links by numbers, which a note says if links of another topology differ."""
+    builder = TopologyBuilder.continuing(ring(4, alpha_us=0, bandwidth_gb_per_s=1000))
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb="0.5")
+    schedule = _load(tmp_path, _small(), topology=builder.build())
+    assert "links are taken by their number in the file" in schedule.problem.notes[-1]
+    assert schedule.problem.notes[-1].endswith("here they differ (0->1)")
 
 
 def test_other_topology_must_fit(tmp_path):
