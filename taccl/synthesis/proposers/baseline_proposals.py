@@ -329,15 +329,22 @@ def offer_made(search: Search) -> None:
 
 
 def offer_proven(search: Search) -> bool:
-    """Propose the baselines that were built before the search if one meets the bound; True if so.
+    """Propose a baseline or trial that was made before the search if it meets the bound; True if one does.
 
     Other baselines are proposed after the search, as exact stages start from its own schedules only.
     """
-    finish = min((made.finish for made in made_of(search.problem).values()), default=math.inf)
-    if not competes(search) or search.bound is None or finish > search.bound.bound:
-        return False
-    offer_made(search)
+    if not competes(search) or search.bound is None:
+        return search.is_met
+    for made in (*made_of(search.problem).values(), *trials(search.problem)):
+        if made.finish_ticks <= search.bound_ticks and not search.is_met and verify(made).ok:
+            search.offer_whole(made.under(search.problem), producer=made.producer, verified=True)
     return search.is_met
+
+
+@cached
+def trials(problem: Problem) -> list[Schedule]:
+    """Unverified schedules of the list schedulers by which the number of chunks was chosen."""
+    return []
 
 
 def offer_balanced(search: Search) -> None:

@@ -29,7 +29,7 @@ from taccl.synthesis.kernels.improvement_kernel import improve
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers.baseline_proposals import baseline_us
+from taccl.synthesis.proposers.baseline_proposals import baseline_us, trials
 from taccl.synthesis.proposers.compiling import compile_in_a_row
 from taccl.synthesis.proposers.finer import cut, is_at_one_rank, with_note_on_chunks
 from taccl.synthesis.proposers.large import COMPILED, effort, suits
@@ -157,6 +157,7 @@ def choose_with_sketches(
     chosen = _cut_short(with_note_on_chunks(best), untried)
     if chosen is not best:
         improved_schedules(chosen).extend(improved_schedules(best))
+        trials(chosen).extend(trials(best))
     return chosen, sketches
 
 
@@ -261,6 +262,7 @@ def _soonest(
     if first:
         count, best_us = _overlapped(first, options, until, skipped)
         best = problems[count]
+        trials(best).append(first[count])
     ring_us = baseline_us("ring", fewest, give_up, options.parameters)
     if ring_us < best_us:
         best, best_us = fewest, ring_us

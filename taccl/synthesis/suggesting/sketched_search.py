@@ -18,6 +18,7 @@ from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers.baseline_proposals import offer_proven
 from taccl.synthesis.proposers.compiling import are_kept, have_compiled
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
@@ -83,7 +84,7 @@ def search_guided(search: Search) -> None:
         search.bound, search.ran_out = part.bound, part.ran_out
     if not is_searched:
         look_for_bound(search)
-    if search.is_met or search.interrupted:
+    if search.interrupted or offer_proven(search):
         return
     limit_s = search.deadline.left_s
     if not is_searched:

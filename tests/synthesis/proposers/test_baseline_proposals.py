@@ -13,6 +13,7 @@ from taccl.baselines.forms import complete_so_far
 from taccl.baselines.spread import without_sketch
 from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import InputError
+from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import Turn
 from taccl.synthesis.proposers import baseline_proposals, table
 from taccl.synthesis.proposers.compiling import compile_named
@@ -319,6 +320,19 @@ def test_baselines_built_before_replace_slower_schedules(clauses, is_taken):
     search = Search(problem, Options(), NEVER, best=made["tree"])
     baseline_proposals.offer_made(search)
     assert (search.best.finish == made["ring"].finish) == is_taken
+
+
+@pytest.mark.parametrize("name", ["ring", "tree"])
+def test_a_trial_that_meets_the_bound_ends_the_search(name):
+    """A schedule by which the number of chunks was chosen is proposed if and only if it meets the bound."""
+    problem = problem_of("allgather")
+    trial = BASELINES[name](problem, cut=False)
+    baseline_proposals.trials(problem).append(trial)
+    search = Search(problem, Options(), Deadline.after(AMPLE_S))
+    look_for_bound(search)
+    is_proven = baseline_proposals.offer_proven(search)
+    assert is_proven == search.is_met == (trial.finish == search.bound.bound)
+    assert search.best == (trial if is_proven else None)
 
 
 def test_a_balanced_schedule_that_takes_too_long_is_skipped(monkeypatch):
