@@ -37,7 +37,7 @@ from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints, problem_arrays
 from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
-from taccl.synthesis.kernels.limits import Limits, Sends
+from taccl.synthesis.kernels.limits import Limits, Sends, best_of
 from taccl.synthesis.kernels.queue_kernel import send_along
 from taccl.synthesis.proposers.finer import cut, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort
@@ -139,7 +139,7 @@ def offer_trees(search: Search) -> Search | None:
             if idle >= _PATIENCE:
                 break
         if best is not None:
-            limits = Limits(until, seed=search.options.seed)
+            limits = Limits(until, seed=search.options.seed, target_ticks=best.finish_ticks)
             steady = along_trees(best.problem, limits, gapless=True)
             if steady is not None and steady.finish <= _STEADY * best.finish and verify(steady).ok:
                 best, said = steady, f"{said}; in steady state the busiest resource is never idle"
@@ -321,18 +321,23 @@ def send_without_gaps(
     """Best schedule in which no resource's span, from first to last use, exceeds the busiest one's busy time.
 
     The tiles of a large message can then follow one another at the rate of the busiest resource. Resources
-    that idle between sends begin later. None if no such schedule is found.
+    that idle between sends begin later. None if no such schedule is found. Further weights of due dates are
+    tried until one finishes by the target of `limits`.
     """
-    found = (_gapless(fabric, demand, routes, each * turn, limits) for each in _STEADY_WEIGHTS)
-    return min(filter(None, found), key=lambda sends: sends.finish_ticks, default=None)
+
+    def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
+        due = _STEADY_WEIGHTS[run] * routes.peak_ticks * turn
+        return _gapless(fabric, demand, routes, due, limits)
+
+    return best_of(attempt, limits, len(_STEADY_WEIGHTS))
 
 
-def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits) -> Sends | None:
+def _gapless(fabric: Fabric, demand: Demand, routes: Routes, due: Floats, limits: Limits) -> Sends | None:
     """Schedule without idle gaps (see `send_without_gaps`); None if none is found in `_MOST_DELAYS` rounds.
 
-    - `turn`, (num_chunks,): The `turn` of `send_in_turn`, multiplied by one of `_STEADY_WEIGHTS`.
+    - `due`, (num_chunks,): Due date of each chunk in ticks.
     """
-    begins, due = np.zeros(fabric.num_slots, np.int64), routes.peak_ticks * turn
+    begins = np.zeros(fabric.num_slots, np.int64)
     for _ in range(_MOST_DELAYS):
         found = send_once(fabric, demand, routes, 2**62, limits, rule="travel time", due=due, begins=begins)
         if found is None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -199,8 +198,14 @@ def tree_counts(problem: Problem) -> Ints | None:
     pairs = np.unique(np.stack((origins.of_chunk, ends.of_chunk)), axis=1).T.tolist()
     if any(len(origins.sets[a]) != 1 or len({*origins.sets[a], *ends.sets[b]}) < num_ranks for a, b in pairs):
         return None
+    return np.bincount(_root_of_chunk(problem), minlength=num_ranks)
+
+
+def _root_of_chunk(problem: Problem) -> Ints:
+    """(num_chunks,) the first origin of each chunk."""
+    origins = problem.collective.origin_sets
     root = np.array([ranks[0] for ranks in origins.sets], np.int64)
-    return np.bincount(root[origins.of_chunk], minlength=num_ranks)
+    return root[origins.of_chunk]
 
 
 def tree_routes(problem: Problem, fabric: Fabric) -> TreeRoutes | None:
@@ -234,20 +239,34 @@ def tree_routes(problem: Problem, fabric: Fabric) -> TreeRoutes | None:
 def _routes(
     problem: Problem, trees: list[Tree], room: dict[tuple[int, int], list[list[int]]], ticks: int
 ) -> TreeRoutes:
-    """Assign each chunk to a tree out of its rank, with copies of different trees evenly interleaved."""
-    chunks_of: dict[int, list[int]] = defaultdict(list)
-    for c, chunk in enumerate(problem.collective.chunks):
-        chunks_of[chunk.origins[0]].append(c)
-    slots: list[list[int]] = [[] for _ in problem.collective.chunks]
-    turn = np.zeros(len(slots))
-    for root, chunks in chunks_of.items():
-        own = [(_from_root(tree), tree.count) for tree in trees if tree.root == root]
-        order = sorted(((i + 0.5) / count, k) for k, (_, count) in enumerate(own) for i in range(count))
-        for place, (c, (_, k)) in enumerate(zip(chunks, order, strict=True)):
-            turn[c] = place / len(chunks)
-            slots[c] = [_take(room[edge]) for edge in own[k][0]]
-    hop_of = np.concatenate(([0], np.cumsum([len(each) for each in slots]))).astype(np.int64)
-    return TreeRoutes(Routes(hop_of, np.fromiter(chain.from_iterable(slots), np.int32), ticks), turn)
+    """Assign each chunk to a tree out of its rank, with copies of different trees evenly interleaved.
+
+    - `room`: {pair of ranks: [number of chunks, link] for each link between them}.
+    """
+    root, num_hops = _root_of_chunk(problem), problem.topology.num_ranks - 1
+    tree, turn = np.zeros(len(root), np.int64), np.zeros(len(root))
+    for rank in np.unique(root):
+        chunks = np.flatnonzero(root == rank)
+        counts = np.array([each.count if each.root == rank else 0 for each in trees])
+        copies = np.concatenate([(np.arange(count) + 0.5) / max(1, count) for count in counts])
+        of_copy = np.repeat(np.arange(len(trees)), counts)
+        tree[chunks] = of_copy[np.lexsort((of_copy, copies))]
+        turn[chunks] = np.arange(len(chunks)) / len(chunks)
+    number = {ends: i for i, ends in enumerate(room)}
+    edges = np.array([[number[edge] for edge in _from_root(each)] for each in trees])
+    by_root = np.argsort(root, kind="stable")
+    pair = edges[tree[by_root]].ravel()
+    used = np.bincount(pair, minlength=len(room))
+    slot = np.empty(len(pair), np.int32)
+    # Each link between two ranks carries as many chunks in a row as its capacity allows.
+    slot[np.argsort(pair, kind="stable")] = np.concatenate([
+        np.repeat([link for _, link in links[::-1]], [count for count, _ in links[::-1]])[:most]
+        for links, most in zip(room.values(), used, strict=True)
+    ])  # fmt: skip
+    slots = np.empty((len(root), num_hops), np.int32)
+    slots[by_root] = slot.reshape(slots.shape)
+    hop_of = num_hops * np.arange(len(root) + 1, dtype=np.int64)
+    return TreeRoutes(Routes(hop_of, slots.ravel(), ticks), turn)
 
 
 def _from_root(tree: Tree) -> list[tuple[int, int]]:
@@ -260,11 +279,3 @@ def _from_root(tree: Tree) -> list[tuple[int, int]]:
         edges += [(src, dst) for dst in after[src]]
         reached += after[src]
     return edges
-
-
-def _take(room: list[list[int]]) -> int:
-    """Choose a link between two ranks with capacity left, and reduce its capacity by one."""
-    while not room[-1][0]:
-        room.pop()
-    room[-1][0] -= 1
-    return room[-1][1]
