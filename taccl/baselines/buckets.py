@@ -11,6 +11,7 @@ from operator import itemgetter
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl._internal.arrays import lexsort
 from taccl.baselines.forms import fastest, fastest_form
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
@@ -154,7 +155,7 @@ def _fill(problem: Problem, *, dims: Dimensions, directions: int) -> Sends:
                     held.append((dst[goes], what[goes], up[goes]))
             first += size - 1
             at, what, up = (np.concatenate(each) for each in zip(*held, strict=True))
-            order = np.argsort(at, kind="stable")
+            order = lexsort((at,))
             at, what, up = at[order], what[order], up[order]
     return routed(problem, Moves.of(moves))
 

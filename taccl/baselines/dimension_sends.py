@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import lexsort
 from taccl._internal.units import format_about
 from taccl.baselines.dimension_passes import ChunkPassage, Pace, PassagePlan, plan_along
 from taccl.baselines.forms import fastest
@@ -237,7 +238,7 @@ def listed_along(
 def _merged(plan: PassagePlan, problem: Problem, producer: str) -> Schedule:
     """Re-timed schedule of a plan; pieces that cross a link in one step are merged as clauses allow."""
     chunk, link, start, step, reduce = _columns(plan, problem)
-    order = np.lexsort((start, step, link))
+    order = lexsort((start, step, link))
     same = (np.diff(link[order]) == 0) & (np.diff(step[order]) == 0)
     first = np.flatnonzero(np.append(True, ~same))
     place = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl._internal.arrays import lexsort
 from taccl.baselines.edge_colouring import turns_of
 from taccl.baselines.forms import fastest
 from taccl.baselines.moves import Sends, check_least, check_number, sends_over
@@ -148,7 +149,7 @@ def _exchange(problem: Problem) -> tuple[Sends, Floats]:
     keys = (far * (1 + hops.max(initial=0)) + hops.max(initial=0) - hops) * width + near
     number = np.unique(keys, return_inverse=True)[1]
     step = number[pair] + hop
-    order = np.lexsort((chunk[pair], dst[pair], src[pair], number[pair], step))
+    order = lexsort((chunk[pair], dst[pair], src[pair], number[pair], step))
     pair, link, step = pair[order], link[order], step[order]
     ends = src[pair] * topology.num_ranks + dst[pair]
     # Chunks with the same source, destination and step are one message. Each message gets a turn in its step.
@@ -159,7 +160,7 @@ def _exchange(problem: Problem) -> tuple[Sends, Floats]:
         here = link[first[begin:end]].tolist()
         turns[begin:end] = turns_of([topology.holds_of_link[e] for e in here], busy_us)
     message = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(pair))))
-    order = np.lexsort((turns[message], step))
+    order = lexsort((turns[message], step))
     return sends_over(problem, chunk[pair[order]], link[order], message[order]), busy_us
 
 
@@ -168,7 +169,7 @@ def _crowded(topology: Topology, link: Ints, step: Ints, busy_us: Floats) -> lis
     holds = hold_columns(topology)
     send, hold = holds.of_sends(link)
     resource, receives = holds.resource[hold], holds.receives[hold]
-    order = np.lexsort((-busy_us[resource], receives, send))
+    order = lexsort((-busy_us[resource], receives, send))
     send, receives, resource = send[order], receives[order], resource[order]
     busiest = np.flatnonzero((np.diff(send, prepend=-1) != 0) | (np.diff(receives, prepend=False) != 0))
     keys = (2 * step[send] + receives) * len(topology.resources) + resource

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl._internal.arrays import lexsort
 from taccl._internal.units import parse_size
 from taccl.baselines.dimension_passes import NUM_CHUNKS, plan_along
 from taccl.baselines.dimension_sends import implicit_along, listed_along, paces_of, translations_along
@@ -310,7 +311,7 @@ def _two_levels(problem: Problem, *, inside: str) -> Sends:
         walk = np.array(topology.local_rank)[ring[:size]]
     row, node = (each.ravel() for each in np.indices((len(held), num_nodes)))
     place = np.argsort(walk)[local[row]]
-    order = np.lexsort((row, (node - first_node[row]) % num_nodes, node, place))
+    order = lexsort((row, (node - first_node[row]) % num_nodes, node, place))
     chunk, node, place = held[row[order]], node[order], place[order]
     if inside == "ring":
         for number, ranks in enumerate(nodes):

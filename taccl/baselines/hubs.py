@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from taccl._internal.arrays import lexsort
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.problem.problem import Problem
 from taccl.topology.products import Dimensions
@@ -206,7 +207,7 @@ def hub_sends(problem: Problem, plan: PartPlan) -> Sends:
     columns = np.concatenate(parts, axis=1)
     is_whole = np.array([len(ranks) == problem.topology.num_ranks for ranks in sums])[columns[3]]
     # A send adds or copies all of its chunks, which follow one another.
-    order = np.lexsort((*columns[[4, 2, 1]], is_whole, columns[0]))
+    order = lexsort((*columns[[4, 2, 1]], is_whole, columns[0]))
     step, src, dst, carries, chunk = columns[:, order]
     begins = np.flatnonzero(np.diff(2 * step + is_whole[order], prepend=-1))
     rows: list[Row] = [

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taccl._internal.arrays import first_rows, lexsort
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl.baselines.routes import ShortestRoutes
@@ -69,7 +70,7 @@ class Moves(NamedTuple):
         for column in (step, src, dst, part):
             changes[1:] |= column[1:] != column[:-1]
         found[5] = np.cumsum(changes)
-        step, chunk, src, dst, adds, message = found[:, np.argsort(step, kind="stable")]
+        step, chunk, src, dst, adds, message = found[:, lexsort((step,))]
         return cls(step, chunk, src, dst, adds.astype(bool), message)
 
     def reversed(self) -> Moves:
@@ -97,7 +98,7 @@ class Sends(NamedTuple):
     @classmethod
     def of(cls, schedule: Schedule) -> Sends:
         """Sends of a schedule, in order of start."""
-        order = np.lexsort((schedule.group, schedule.start))
+        order = lexsort((schedule.group, schedule.start))
         chunk, link, group = (
             column[order].astype(np.int64) for column in (schedule.chunk, schedule.link, schedule.group)
         )
@@ -135,7 +136,7 @@ class Sends(NamedTuple):
         duration = (costs.link_alpha[link] + units * costs.link_beta[link])[send]
         begin, until = np.where(receives, duration - held, 0), np.where(receives, duration, held)
         # If a link holds a resource at both ends, the resource is also busy in between.
-        order = np.lexsort((send, resource))
+        order = lexsort((send, resource))
         new = np.flatnonzero(np.diff(resource[order], prepend=-1) | np.diff(send[order], prepend=-1))
         begin, until = np.minimum.reduceat(begin[order], new), np.maximum.reduceat(until[order], new)
         rest = duration[order][new] - until
@@ -166,7 +167,7 @@ def routed(
     check_least(problem)
     row, hop, link = ShortestRoutes.of(problem).hops(moves.src, moves.dst)
     check_number(problem, len(row) if len(sums) else 0)
-    order = np.lexsort((row, hop, moves.step[row]))
+    order = lexsort((row, hop, moves.step[row]))
     row, hop, link = row[order], hop[order], link[order]
     message = moves.message[row] * (1 + hop.max(initial=0)) + hop
     return sends_over(
@@ -196,7 +197,7 @@ def sends_over(
     place = chunk * n + dst
     if carries is not None:
         place += carries * n * problem.collective.num_chunks
-    _, first = np.unique(place, return_index=True)
+    _, first = first_rows(place)
     kept = np.zeros(len(place), bool)
     kept[first] = True
     if carries is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl._internal.arrays import lexsort
 from taccl._internal.deadline import NEVER
 from taccl.baselines.forms import complete_so_far, fastest, timed
 from taccl.baselines.moves import Moves, routed
@@ -362,7 +363,7 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
             for turn in grid.turns(digit):
                 # When sums are scattered, a rank sends the chunks that its partner keeps.
                 src = np.argsort(turn)[at] if verb == "scatter" else at
-                order = np.argsort(src, kind="stable")
+                order = lexsort((src,))
                 src, sent = src[order], some[order]
                 moves.append((step, sent, src, np.array(turn)[src], True))
                 carries.append(number[part_of[sent], src])
@@ -388,7 +389,7 @@ def _holders(times: StepTimes, plan: StepPlan, done: dict[int, tuple[Digit, ...]
         holder, place = np.nonzero(number[:, None] == value)
         rows.append((holder, chunks[place]))
     holder, chunk = (np.concatenate(each) for each in zip(*rows, strict=True))
-    order = np.argsort(holder, kind="stable")
+    order = lexsort((holder,))
     return holder[order], chunk[order]
 
 
@@ -441,7 +442,7 @@ def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Send
                 moves.append((step, chunk[goes], holder[goes], there, False))
                 held.append((there, chunk[goes]))
         ranks, chunks = (np.concatenate(each) for each in zip(*held, strict=True))
-        order = np.argsort(ranks, kind="stable")
+        order = lexsort((ranks,))
         turns = [times.grid.turns(each.digit) for _, each in steps]
         for index, sent, src, dst, adds in swaps(ranks[order], chunks[order], turns):
             moves.append((steps[index][0], sent, src, dst, adds))

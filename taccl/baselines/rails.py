@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl._internal.arrays import lexsort
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import held_at_start, may_merge, merging, starts_of
@@ -77,7 +78,7 @@ def by_rails(problem: Problem, *, over: str, group: int = 1) -> Sends:
             there = nodes[dst, (local + k) % size]
             sends.append((ends + k * group, chunk[which], nodes[dst, local], there))
     step, chunk, src, dst = np.concatenate([np.stack(np.broadcast_arrays(*each)) for each in sends], axis=1)
-    order = np.lexsort((dst, src, step))  # stable, so that chunks of a message are consecutive
+    order = lexsort((dst, src, step))  # stable, so that chunks of a message are consecutive
     return routed(problem, Moves.of([(step[order], chunk[order], src[order], dst[order], False)]))
 
 

@@ -15,6 +15,7 @@ from operator import itemgetter
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl._internal.arrays import lexsort
 from taccl.baselines.forms import fastest_form
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.baselines.spread import (
@@ -271,7 +272,7 @@ def swaps(
             keeps = bound(step, chunk, holder, True)
             held[0] = holder[keeps], chunk[keeps]
         holder, chunk = (np.concatenate(each) for each in zip(*held, strict=True))
-        order = np.argsort(holder, kind="stable")
+        order = lexsort((holder,))
         holder, chunk = holder[order], chunk[order]
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import Flags, Floats, Ints, ranges
+from taccl._internal.arrays import Flags, Floats, Ints, distinct, lexsort, ranges
 from taccl._internal.caching import ALIKE, REVERSED_FROM, cached
 from taccl._internal.units import BYTES_PER_MB, format_size
 from taccl.errors import NumericsWarning, TopologyError, warn
@@ -86,7 +86,7 @@ def hold_columns(topology: Topology) -> HoldColumns:
     receives = _frozen(np.fromiter(map("receive".__eq__, sides), bool, count))
     first = np.concatenate(([0], np.cumsum(np.bincount(link, minlength=len(topology.links)))))
     resource = _read_only(list(resources))
-    return HoldColumns(link, resource, receives, np.argsort(link, kind="stable"), first)
+    return HoldColumns(link, resource, receives, lexsort((link,)), first)
 
 
 @cached
@@ -127,9 +127,9 @@ def ranks_differ(topology: Topology) -> bool:
     """True if costs of links differ from rank to rank, or between the two directions of a pair of ranks."""
     (src, dst), (alphas, betas, *_) = link_ends(topology), cost_columns(topology)
     kinds, cost = np.unique(alphas[1] * len(betas[0]) + betas[1], return_inverse=True)
-    if len(np.unique(src * len(kinds) + cost)) < topology.num_ranks * len(kinds):
+    if len(distinct(src * len(kinds) + cost)) < topology.num_ranks * len(kinds):
         return True
-    order, back = np.lexsort((cost, dst, src)), np.lexsort((cost, src, dst))
+    order, back = lexsort((cost, dst, src)), lexsort((cost, src, dst))
     columns = (src, dst), (dst, src), (cost, cost)
     return any((there[order] != again[back]).any() for there, again in columns)
 

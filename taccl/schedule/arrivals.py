@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from taccl._internal.arrays import Flags, Ints
+from taccl._internal.arrays import Flags, Ints, lexsort, numbered
 from taccl.problem.collective import Collective
 from taccl.problem.costs import link_ends, wide_links
 from taccl.problem.problem import Problem
@@ -34,7 +34,7 @@ def events_of(problem: Problem, chunk: Ints, link: Ints, send: Ints) -> tuple[Ev
 
     - `chunk`, `link`, `send`, (num_transfers,) arrays: Chunk, link and number of send of each transfer.
     """
-    order, num_chunks = np.argsort(send, kind="stable"), problem.collective.num_chunks
+    order, num_chunks = lexsort((send,)), problem.collective.num_chunks
     found = []
     for row, rank in _ranks_of(problem.topology, link[order]):
         transfer = order[row]
@@ -80,9 +80,7 @@ class Chains(NamedTuple):
 
 def chains(begin: Ints, end: Ints) -> Chains:
     """Nodes for ranges of events from `begin` to `end`, exclusive; equal ranges share a node."""
-    _, row, of_row = np.unique(
-        begin * (int(end.max(initial=0)) + 1) + end, return_index=True, return_inverse=True
-    )
+    _, row, of_row = numbered(begin * (int(end.max(initial=0)) + 1) + end)
     since, last = begin[row], end[row]
     later = np.flatnonzero(since[1:] == since[:-1]) + 1
     since[later] = last[later - 1]

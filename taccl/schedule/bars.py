@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.arguments import Count, checked
-from taccl._internal.arrays import Flags, Floats, Ints
+from taccl._internal.arrays import Flags, Floats, Ints, lexsort, numbered
 from taccl._internal.names import shown as as_shown
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
@@ -67,7 +67,7 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bar
     place = np.full(len(names), -1, dtype=np.int64)
     place[shown] = np.arange(len(shown))
     kept = np.flatnonzero(place[row] >= 0)
-    kept = kept[np.lexsort((end[kept], start[kept], place[row[kept]]))]
+    kept = kept[lexsort((end[kept], start[kept], place[row[kept]]))]
     at = place[row[kept]]
     lane = _lanes(at, start[kept], end[kept])
     num_lanes = np.ones(len(shown), dtype=np.int64)
@@ -105,7 +105,7 @@ def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
         ],
         dtype=np.int64,
     )  # fmt: skip
-    _, first, member = np.unique(schedule.group, return_index=True, return_inverse=True)
+    _, first, member = numbered(schedule.group)
     chunk = schedule.chunk.astype(np.int64)
     sends: dict[str, NDArray[Any]] = {
         name: getattr(schedule, name)[first] for name in ("start", "end", "reduce")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import Ints, ranges
+from taccl._internal.arrays import Ints, first_rows, lexsort, numbered, ranges
 
 #: Max search steps to compose one sum from arrivals.
 _MOST_STEPS = 100_000
@@ -47,7 +47,7 @@ class Carried(Sequence[tuple[int, ...]]):
 
     def in_order(self) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.int32]]:
         """(sums that transfers carry, in order of their first transfers; index of each transfer's sum)."""
-        used, first, number = np.unique(self.number, return_index=True, return_inverse=True)
+        used, first, number = numbered(self.number)
         order = np.argsort(first)
         place = np.argsort(order).astype(np.int32)
         return tuple(self.sums[i] for i in used[order].tolist()), place[number]
@@ -150,7 +150,7 @@ def compositions(
     within = ~(words[sums[each]] & ~words[wanted[row]]).any(axis=1)
     row, each = row[within], each[within]
     is_whole = sums[each] == wanted[row]
-    lone, first = np.unique(row[is_whole], return_index=True)
+    lone, first = first_rows(row[is_whole])
     whole, row, each = each[is_whole][first], row[~is_whole], each[~is_whole]
     has_whole = np.isin(np.arange(len(wanted)), lone)
     union, size = np.zeros((len(wanted), words.shape[1]), np.uint64), np.zeros(len(wanted), np.int64)
@@ -178,5 +178,5 @@ def compositions(
         parts.append(np.array([part.send for part in found if part.send >= 0], np.int64))
         rows.append(np.full(len(parts[-1]), k))
     row, part = np.concatenate(rows), np.concatenate(parts)
-    order = np.argsort(row, kind="stable")
+    order = lexsort((row,))
     return row[order], part[order], missing

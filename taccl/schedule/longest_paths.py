@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import Flags, Ints, ranges
+from taccl._internal.arrays import Flags, Ints, distinct, lexsort, ranges
 from taccl._internal.graph_algorithms import strong_components
 
 #: Times as int64, or as Python integers if they need more than 64 bits.
@@ -64,10 +64,10 @@ class Levels:
         np.maximum.at(largest, level, size)
         # A component of n events settles within n rounds.
         rounds = np.where(largest > 1, largest + 1, 1).tolist()
-        order = inside[np.lexsort((target[inside], level[target[inside]]))]
+        order = inside[lexsort((target[inside], level[target[inside]]))]
         self._levels = _batches(order, source, target, level, rounds)
         across = np.flatnonzero(is_across)
-        across = across[np.argsort(target[across], kind="stable")]
+        across = across[lexsort((target[across],))]
         self._across = _batches(across, source, target, np.zeros(num_events, np.int64), [1])
 
     def earliest(self, gap: Ticks) -> Ints:
@@ -140,7 +140,7 @@ def _acyclic_levels(num_nodes: int, source: Ints, target: Ints) -> Ints | None:
     """(num_nodes,) most arcs on a path to each node; None if there is a cycle of several nodes."""
     differ = source != target
     source, target = source[differ], target[differ]
-    order, waiting = np.argsort(source, kind="stable"), np.bincount(target, minlength=num_nodes)
+    order, waiting = lexsort((source,)), np.bincount(target, minlength=num_nodes)
     first, target = np.searchsorted(source[order], np.arange(num_nodes + 1)), target[order]
     level, depth = np.full(num_nodes, -1), 0
     ready = np.flatnonzero(waiting == 0)
@@ -149,7 +149,7 @@ def _acyclic_levels(num_nodes: int, source: Ints, target: Ints) -> Ints | None:
         depth += 1
         later = target[ranges(first[ready], first[ready + 1])[1]]
         np.subtract.at(waiting, later, 1)
-        ready = np.unique(later[waiting[later] == 0])
+        ready = distinct(later[waiting[later] == 0])
     return None if (level < 0).any() else level
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taccl._internal.arrays import Flags, Ints, ranges
+from taccl._internal.arrays import Flags, Ints, first_rows, lexsort, numbered, ranges
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
@@ -105,7 +105,7 @@ class Precedence:
     ) -> None:
         self.problem, self.own, self._places, self.impose = problem, own, places, impose
         check_indices(own, chunk, link)
-        _, first, send = np.unique(group, return_index=True, return_inverse=True)
+        _, first, send = numbered(group)
         alike = {"link": link, "reduce": reduce} | ({} if end is None else {"start": start, "end": end})
         for name, column in alike.items():
             odd = np.flatnonzero(column != column[first][send])
@@ -247,7 +247,7 @@ class Precedence:
         if not len(send):
             return resource, send, begin, until
         # If a send holds a resource both when it starts and when it ends, it also holds it in between.
-        order = np.lexsort((send, resource))
+        order = lexsort((send, resource))
         new = np.flatnonzero(np.diff(resource[order], prepend=-1) | np.diff(send[order], prepend=-1))
         resource, send = resource[order][new], send[order][new]
         own_begin, begin = (np.minimum.reduceat(column[order], new) for column in (own_begin, begin))
@@ -255,14 +255,14 @@ class Precedence:
         # Holds of a resource are in order of their begins.
         # Ties: zero-length holds first if times are tentative; else by ends of holds, then starts of sends.
         ties = (own_until > own_begin,) if self.impose else (start[send], own_until)
-        order = np.lexsort((send, *ties, own_begin, resource))
+        order = lexsort((send, *ties, own_begin, resource))
         return resource[order], send[order], begin[order], until[order]
 
     def _of_copies(self) -> None:
         """Add waits for copies: a chunk is sent once it, or a chunk that it derives from, has arrived."""
         reads, arrivals = self._reads_and_arrivals()
-        order = np.lexsort((arrivals.send, self._ends[arrivals.send], arrivals.place))
-        place, first = np.unique(arrivals.place[order], return_index=True)
+        order = lexsort((arrivals.send, self._ends[arrivals.send], arrivals.place))
+        place, first = first_rows(arrivals.place[order])
         source = arrivals.send[order][first]
         if self.own.collective.derivations:
             place, source = self._with_derived(place, source)
@@ -310,16 +310,14 @@ class Precedence:
         reads, arrivals = self._reads_and_arrivals()
         number, num_sums, num_chunks = carried.number, len(carried.sums), self.own.collective.num_chunks
         until, turn = np.unique(self._ends[arrivals.send], return_inverse=True)
-        order = np.lexsort((turn, arrivals.place))
+        order = lexsort((turn, arrivals.place))
         arrivals, turn = arrivals.of(order), turn[order]
         index = {ranks: i for i, ranks in enumerate(carried.sums)}
         lone = np.array([index.get((rank,), -1) for rank in range(self.own.topology.num_ranks)])
         has_own = holds_at_start(self.own.collective, reads.place)
         reads = reads.of(~(has_own & (number[reads.transfer] == lone[reads.place // num_chunks])))
-        reads = reads.of(np.argsort(self._starts[reads.send], kind="stable"))
-        _, first, of_read = np.unique(
-            reads.place * num_sums + number[reads.transfer], return_index=True, return_inverse=True
-        )
+        reads = reads.of(lexsort((self._starts[reads.send],)))
+        _, first, of_read = numbered(reads.place * num_sums + number[reads.transfer])
         place, wanted, begun = (
             column[first] for column in (reads.place, number[reads.transfer], self._starts[reads.send])
         )
@@ -355,7 +353,7 @@ class Precedence:
         time = np.concatenate([self._ends[arrivals.send], self._starts[reads.send]])
         # At equal times, reducing arrivals come first, then copies, then starts.
         phase = np.concatenate([copies.astype(np.int64), np.full(len(reads.send), 2)])
-        order = np.lexsort((send, phase, time, place))
+        order = lexsort((send, phase, time, place))
         send, place, time, phase = send[order], place[order], time[order], phase[order]
         row = np.arange(len(order))
         is_new = np.diff(place, prepend=-1) != 0

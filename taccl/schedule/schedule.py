@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taccl._internal.arguments import Natural, checked
+from taccl._internal.arrays import distinct, lexsort, numbered
 from taccl._internal.names import first_of, numbers_table, shown
 from taccl._internal.units import format_count, format_size
 from taccl.errors import InputError
@@ -164,7 +165,7 @@ class Schedule(Figures):
     def num_sends(self) -> int:
         """Number of sends; a merged send counts once."""
         group = self.kept.group
-        return self.num_transfers if group is None else len(np.unique(group))
+        return self.num_transfers if group is None else len(distinct(group))
 
     @cached_property
     def finish_ticks(self) -> int:
@@ -363,10 +364,10 @@ def make_schedule(
             columns["reduce"] = lacking(problem, columns["chunk"], carried)
     check_lengths(columns)
     keys = [columns[name] for name in ("chunk", "group", "link", "start") if name in columns]
-    order = np.lexsort(keys if group is not None else keys[1:])  # equal single sends keep the given order
+    order = lexsort(keys if group is not None else keys[1:])  # equal single sends keep the given order
     columns = {name: each[order] for name, each in columns.items()}
     if group is not None:
-        _, first, inverse = np.unique(columns["group"], return_index=True, return_inverse=True)
+        _, first, inverse = numbered(columns["group"])
         columns["group"] = np.argsort(np.argsort(first))[inverse].astype(np.int32)
     elif end is None:
         columns |= {name: narrow(columns[name]) for name in ("chunk", "link", "start")}

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from taccl._internal.arrays import numbered
 from taccl.problem.problem import Problem
 from taccl.schedule.contributions import Carried
 from taccl.schedule.precedence import Precedence
@@ -56,7 +57,7 @@ def exact_times(
     # Sends that start at the same time on a resource keep the order of the columns.
     send = np.arange(len(key))
     if group is not None:
-        _, first, send = np.unique(group, return_index=True, return_inverse=True)
+        _, first, send = numbered(group)
         send = np.argsort(np.argsort(first))[send]
     order = Precedence(
         problem, problem, chunk=chunk, link=link, group=send, reduce=reduce, start=key,

@@ -21,6 +21,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import first_rows, lexsort
 from taccl._internal.graph_algorithms import fiedler_vector, paths_from_nearest
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.finding.distances import arcs_of, least_time
@@ -231,11 +232,11 @@ class _Borders:
         self.volume = volume
         problem = volume.problem
         arc, self._src, self._dst = arcs_of(problem, problem.links_allowed)
-        self.links, self._first = np.unique(arc, return_index=True)
+        self.links, self._first = first_rows(arc)
         self.num_resources = len(problem.topology.resources)
         link, resource, ticks = volume.holds
         at = np.flatnonzero((ticks > 0) & np.isin(link, self.links))
-        at = at[np.lexsort((resource[at], link[at]))]
+        at = at[lexsort((resource[at], link[at]))]
         self._column = np.searchsorted(self.links, link[at])
         self._resource, self._ticks = resource[at], ticks[at]
         place = np.arange(len(at)) - np.searchsorted(self._column, self._column)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import ranges
+from taccl._internal.arrays import lexsort, ranges
 from taccl.analysis.verification.columns import BLOCK, Columns, LinkEnds, flat_sets, roots_of
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
 from taccl.analysis.verification.loops import (
@@ -381,7 +381,7 @@ def landing_order(
     key = 2 * end + ~adds
     if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # already sorted, e.g. all sends take equally long
         return np.arange(len(end))
-    return np.lexsort((key, chunk))
+    return lexsort((key, chunk))
 
 
 def _unupdated(
@@ -466,7 +466,7 @@ def _place(columns: Columns, first: NDArray[np.int64], low: int, placed: NDArray
     """
     place, high, is_all = first[:-1] - first[0], low + len(first) - 1, first[-1] - first[0] == len(columns)
     if not columns.is_large:
-        order = np.argsort(columns.chunk, kind="stable")[first[0] : first[-1]]
+        order = lexsort((columns.chunk,))[first[0] : first[-1]]
         placed[:, : len(order)] = order, columns.link[order], columns.start[order]
         return
     loop = compiled_loop(place_by_chunk)

@@ -10,7 +10,7 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import Ints, ranges
+from taccl._internal.arrays import Ints, distinct, first_rows, lexsort, ranges
 from taccl.analysis.verification.columns import Columns, flat_sets
 from taccl.analysis.verification.data import places_of, ranks_text
 from taccl.analysis.verification.findings import Findings
@@ -103,11 +103,11 @@ class NamedSums:
         chunk, at = ranges(want, want_end)
         results = (chunk * num_ranks + wanted[at]) * num_sums + self._whole[chunk]
         results = results[~places_of(held, results)[1]]
-        keys, first = np.unique(sent[rest], return_index=True)  # in order of start
+        keys, first = first_rows(sent[rest])  # in order of start
         by = np.append(self._start[send[rest[first]]], np.full(len(results), NEVER))
         if not self._are_disjoint_unions(held, since, np.append(keys, results), by):
             return False
-        self.num_redundant = len(arrived) + len(np.unique(own)) - len(held)
+        self.num_redundant = len(arrived) + len(distinct(own)) - len(held)
         return True
 
     def _are_disjoint_unions(self, held: Ints, since: Ints, keys: Ints, by: Ints) -> bool:
@@ -137,7 +137,7 @@ class NamedSums:
         for word in words.T:
             are_made &= np.bitwise_or.reduceat(word[part], first) == word[target]
         # If parts overlap, take the largest disjoint ones.
-        rest, order = words[target], np.lexsort((-sizes[part], query))
+        rest, order = words[target], lexsort((-sizes[part], query))
         left, last = np.flatnonzero(~are_made), np.append(first[1:], len(part))
         while len(left):
             bits = words[part[order[first[left]]]]
@@ -189,7 +189,7 @@ class NamedSums:
     def _check_names(self, findings: Findings) -> None:
         """Report sums of no contribution or of ranks that have none, and sums that should not be added."""
         whole = self._whole[self._chunk]
-        named = np.unique(self._carried * len(self._sums) + whole)
+        named = distinct(self._carried * len(self._sums) + whole)
         pairs = ((self._sums[k // len(self._sums)], self._sums[k % len(self._sums)]) for k in named.tolist())
         if all(bits and not bits & ~every for bits, every in pairs) and (self._lacks == self._adds).all():
             return
@@ -212,7 +212,7 @@ class NamedSums:
         """
         columns, carried = self._columns, self._carried_bits
         links, rows, ends = columns.topology.links, self._rows, self._ends
-        lands = iter(np.lexsort((~self._adds, ends)).tolist())
+        lands = iter(lexsort((~self._adds, ends)).tolist())
         landing = next(lands, None)
         #: {(rank, chunk): {arrived sum: fewest links that it passed}}.
         passed: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)

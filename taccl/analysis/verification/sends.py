@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import ranges
+from taccl._internal.arrays import lexsort, ranges
 from taccl.analysis.verification.columns import Block, Columns
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
 from taccl.analysis.verification.loops import NEVER, Held, Holds, fitted, list_holds, sweep
@@ -86,7 +86,7 @@ def _without_sound_groups(
     assert columns.group is not None and columns.units is not None, "both are set"
     if not len(at):
         return at
-    order = np.lexsort((columns.chunk[at], columns.group[at]))
+    order = lexsort((columns.chunk[at], columns.group[at]))
     at = at[order]
     group = columns.group[at]
     begins = np.flatnonzero(np.diff(group, prepend=group[:1] - 1))
@@ -173,7 +173,7 @@ class Contention:
     def __init__(self, columns: Columns) -> None:
         self._columns, topology, ticks = columns, columns.topology, columns.ticks
         found = hold_columns(topology)
-        order = np.argsort(found.link, kind="stable")
+        order = lexsort((found.link,))
         of_link = np.searchsorted(found.link[order], np.arange(len(topology.links) + 1)).astype(np.int64)
         self._holds = Holds(
             of_link, found.resource[order], found.receives[order], ticks.hold_alpha[order],
@@ -195,7 +195,7 @@ class Contention:
         begin = held.begin[:count]
         order = np.arange(count)
         if (begin[1:] < begin[:-1]).any():
-            order = np.argsort(begin, kind="stable")
+            order = lexsort((begin,))
             begin = begin[order]
         final = int(np.searchsorted(begin, next_start))
         if not (self._columns.is_sorted and self._is_clear(held, order[:final])):
@@ -229,7 +229,7 @@ class Contention:
 
         - `order`: Rows of `held` in order of start.
         """
-        rows = order[np.argsort(held.resource[order], kind="stable")]
+        rows = order[lexsort((held.resource[order],))]
         resource, begin, until = held.resource[rows], held.begin[rows], held.until[rows]
         is_first = np.diff(resource, prepend=-1) != 0
         before = np.where(is_first, self._until[resource], np.append(-NEVER, until[:-1]))
@@ -243,7 +243,7 @@ class Contention:
         """Report sends that begin to hold a resource before another send has released it."""
         columns, us = self._columns, self._columns.ticks.us
         clashes = np.concatenate([np.zeros((0, 5), np.int64), *self._clashes])
-        order = np.lexsort((clashes[:, 2], clashes[:, 1], clashes[:, 0]))
+        order = lexsort((clashes[:, 2], clashes[:, 1], clashes[:, 0]))
         for resource, begin, send, other, until in clashes[order].tolist():
             findings.report(
                 "contention",

@@ -18,6 +18,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import distinct
 from taccl._internal.caching import cached
 from taccl.analysis.certificates.finding.distances import (
     Arcs,
@@ -257,7 +258,7 @@ def crossing_links(
     a, b = (label[src], label[dst]) if entering else (label[dst], label[src])
     crosses = (a != b) & (b >= 0) & ((a >= 0) | (len(parts) == 1))
     count = len(parts) + 1
-    pairs = np.unique((link[crosses] * count + a[crosses] + 1) * count + b[crosses])
+    pairs = distinct((link[crosses] * count + a[crosses] + 1) * count + b[crosses])
     found: NDArray[np.int64] = pairs // count**2
     return found
 
