@@ -23,7 +23,7 @@ from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.matrix import NVLINK, ONE_CPU, ONE_SWITCH, SWITCHES, Matrix, read_matrix
 from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.nccl.server import PcieUse, Wiring, build_servers, pairs_by_pcie, stated_alpha
-from taccl.topology.boards import Board, boards_in, common_board
+from taccl.topology.boards import SLOT_GB_PER_S, Board, boards_in, common_board
 from taccl.topology.parts import beta_of_bandwidth
 from taccl.topology.topology import Topology
 
@@ -76,7 +76,7 @@ def load_nvidia_smi(
       node (default), or always.
     - `pcie_gb_per_s`: Rate of every PCIe link. Default: NCCL's figures for 16 lanes of PCIe 3, 4, 5 and 6
       (12, 24, 48 and 96), by the name of the GPUs in the file, else by their number of NVLinks; at least the
-      rate of a NIC.
+      rate of a NIC, but for named GPUs no more than 16 lanes carry.
     - `cpu_gb_per_s`: Rate between two CPUs; no limit by default.
     - `nic_gb_per_s`: Rate of every NIC; required for more than one node.
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
@@ -85,7 +85,8 @@ def load_nvidia_smi(
     """
     where = os.fspath(path)
     text = unquoted(read_text(path, MAX_FILE_BYTES))
-    matrix, named_board = read_matrix(text, where), common_board(boards_in(text).values())
+    matrix = read_matrix(text, where)
+    boards = _boards(matrix, text)
     if nodes != 1 and len(matrix.devices) == len(matrix.gpus):
         raise TopologyError(
             f"found a matrix of GPUs alone, and nodes={nodes} needs NICs; add the rows and columns of NICs, "
@@ -104,15 +105,18 @@ def load_nvidia_smi(
     server = PcieServer(Path(where).stem, gpus=list(matrix.gpus))
     server.assumed += matrix.assumed
     server.nvlinks, server.switches = _nvlinks(matrix, nvlink_joins, where)
-    usual_rate, of_gpus = _nvlink_guess(matrix, named_board)
-    nvlink_rate = usual_rate if nvlink_gb_per_s is None else nvlink_gb_per_s
-    server.nvlink_beta_us_per_mb = beta_of_bandwidth(nvlink_rate, where="nvlink_gb_per_s")
-    pcie_beta, guess = (
-        _pcie_guess(server, named_board, None if nic_gb_per_s is None else nic_beta)
+    rates = _nvlink_guesses(matrix, boards)
+    if nvlink_gb_per_s is None:
+        server.nvlink_betas = [beta_of_bandwidth(rate) for rate, _ in rates]
+    else:
+        stated = beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s")
+        server.nvlink_betas = [stated] * len(server.gpus)
+    slots = (
+        _slot_guesses(server, boards, None if nic_gb_per_s is None else nic_beta)
         if pcie_gb_per_s is None
-        else (beta_of_bandwidth(pcie_gb_per_s, where="pcie_gb_per_s"), "")
+        else [(beta_of_bandwidth(pcie_gb_per_s, where="pcie_gb_per_s"), "")] * len(server.gpus)
     )
-    _add_tree(server, matrix, pcie_beta, cpu_beta, guess)
+    _add_tree(server, matrix, slots, cpu_beta)
     server.nics = [Nic(matrix.names.get(nic, nic), nic, nic_beta) for nic in named]
     if nic_gb_per_s is not None:
         server.lift_guesses()
@@ -128,12 +132,14 @@ def load_nvidia_smi(
         server.assumed.append(
             f"{', '.join(hidden)} share no PCIe switches but those that cells show; NVLinks hide them"
         )
-    if nvlink_gb_per_s is None and (server.nvlinks or server.switches):
-        server.assumed.append(
-            f"{nvlink_rate:g} GB/s for an NVLink each way, as of {of_gpus} (nvlink_gb_per_s=)"
+    if nvlink_gb_per_s is None:
+        joined = {rank for pair in server.nvlinks for rank in pair}.union(*server.switches)
+        server.assumed += dict.fromkeys(
+            f"{rate:g} GB/s for an NVLink each way, as of {of_gpus} (nvlink_gb_per_s=)"
+            for rank, (rate, of_gpus) in enumerate(rates)
+            if rank in joined
         )
-    if guess:
-        server.assumed.append(guess)
+    server.assumed += dict.fromkeys(guess for _, guess in slots if guess)
     if cpu_gb_per_s is None and len(server.cpus) > 1:
         server.assumed.append("the rate between CPUs is unlimited (cpu_gb_per_s= limits it)")
     if nvlink_joins == "auto":
@@ -177,25 +183,40 @@ def _joined(server: PcieServer) -> list[str]:
     return assumed
 
 
-def _nvlink_guess(matrix: Matrix, named: tuple[str, Board] | None) -> tuple[float, str]:
-    """GB/s of an NVLink each way without a stated rate, and the GPUs with this rate as text.
+def _boards(matrix: Matrix, text: str) -> list[tuple[str, Board] | None]:
+    """(name, board) of each GPU that the text names; equal names stand for all GPUs, None is unknown."""
+    names = boards_in(text)
+    every = common_board(names.values())
+    if every is not None:
+        return [every] * len(matrix.gpus)
+    return [common_board([names[number]] if (number := int(gpu[3:])) in names else []) for gpu in matrix.gpus]
 
-    - `named`: Board that the file names.
+
+def _nvlink_guesses(matrix: Matrix, boards: Sequence[tuple[str, Board] | None]) -> list[tuple[float, str]]:
+    """GB/s of an NVLink of each GPU each way without a stated rate, and the GPUs with this rate as text.
+
+    - `boards`: Boards that the file names.
     """
-    if named is not None and named[1].num_nvlinks:
-        return named[1].nvlink_gb_per_s, f"{named[0]}, which the file names"
     cpus = [matrix.affinity[gpu] for gpu in matrix.coherent if gpu in matrix.affinity]
+    usual = _NVLINK_GB_PER_S, f"V100, A100 and H100; other GPUs have {_OTHER_NVLINKS}"
     if 1 < len(set(cpus)) < len(cpus):  # one affinity of all GPUs may be that of a container
-        return _GB200_NVLINK_GB_PER_S, "GB200, as several GPUs share a CPU over NVLink-C2C"
-    return _NVLINK_GB_PER_S, f"V100, A100 and H100; other GPUs have {_OTHER_NVLINKS}"
+        usual = _GB200_NVLINK_GB_PER_S, "GB200, as several GPUs share a CPU over NVLink-C2C"
+    return [
+        (named[1].nvlink_gb_per_s, f"{named[0]}, which the file names")
+        if named is not None and named[1].num_nvlinks
+        else usual
+        for named in boards
+    ]
 
 
-def _pcie_guess(
-    server: PcieServer, named: tuple[str, Board] | None, nic_beta: Fraction | None
-) -> tuple[Fraction, str]:
-    """Beta in us per MB of PCIe links without a stated rate, and the assumption as text.
+def _slot_guesses(
+    server: PcieServer, boards: Sequence[tuple[str, Board] | None], nic_beta: Fraction | None
+) -> list[tuple[Fraction, str]]:
+    """Beta in us per MB of each GPU's PCIe link without a stated rate, and the assumption as text.
 
-    - `named`: Board that the file names.
+    A link is at least as fast as a NIC, but not faster than 16 lanes of a generation that the file tells.
+
+    - `boards`: Boards that the file names.
     """
     of_rank = dict.fromkeys(range(len(server.gpus)), 0)
     for pair, count in server.nvlinks.items():
@@ -204,17 +225,24 @@ def _pcie_guess(
     for counts in server.switches:
         of_rank |= counts
     most = max(of_rank.values(), default=0)
-    known = (entry for entry in _PCIE_BY_NVLINKS if most <= entry[0])
-    generation = next(known, _PCIE_BY_NVLINKS[-1])[1] if named is None else named[1].pcie
-    rate = _PCIE_GB_PER_S[generation]
-    beta, why = beta_of_bandwidth(rate), f"{rate} GB/s for a PCIe link, 16 lanes of PCIe {generation}"
-    if named is not None:
-        why += f", as of {named[0]}, which the file names"
-    else:
-        why += f", usual for GPUs with {most} NVLinks" if most else ""
-    if nic_beta is not None and nic_beta < beta:
-        beta, why = nic_beta, f"{float(1000 / nic_beta):g} GB/s for a PCIe link, the rate of a NIC"
-    return beta, f"{why} (pcie_gb_per_s=)"
+    usual = next((entry for entry in _PCIE_BY_NVLINKS if most <= entry[0]), _PCIE_BY_NVLINKS[-1])[1]
+    slots = []
+    for named in boards:
+        generation = usual if named is None else named[1].pcie
+        rate = _PCIE_GB_PER_S[generation]
+        beta, why = beta_of_bandwidth(rate), f"{rate} GB/s for a PCIe link, 16 lanes of PCIe {generation}"
+        if named is not None:
+            why += f", as of {named[0]}, which the file names"
+        else:
+            why += f", usual for GPUs with {most} NVLinks" if most else ""
+        least = 0 if named is None else beta_of_bandwidth(SLOT_GB_PER_S[generation])
+        if nic_beta is not None and nic_beta < least:
+            beta = Fraction(least)
+            why = why.replace(f"{rate} GB/s", f"{SLOT_GB_PER_S[generation]:g} GB/s", 1)
+        elif nic_beta is not None and nic_beta < beta:
+            beta, why = nic_beta, f"{float(1000 / nic_beta):g} GB/s for a PCIe link, the rate of a NIC"
+        slots.append((beta, f"{why} (pcie_gb_per_s=)"))
+    return slots
 
 
 def _names(nics: Sequence[str] | None, matrix: Matrix, where: str) -> list[str]:
@@ -246,12 +274,15 @@ def _possible_functions(matrix: Matrix) -> list[str]:
 
 
 def _add_tree(
-    server: PcieServer, matrix: Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None, guess: str
+    server: PcieServer, matrix: Matrix, slots: Sequence[tuple[Fraction, str]], cpu_beta: Fraction | None
 ) -> None:
     """Add to the server the PCIe tree that the cells of the matrix imply.
 
-    - `guess`: Assumption behind `pcie_beta`; empty if the rate is given.
+    - `slots`: (beta, assumption behind it) of each GPU's PCIe link; the assumption is empty if the rate is
+      given. Other PCIe links have the rate of the fastest.
     """
+    slot_of = dict(zip(matrix.gpus, slots, strict=True))
+    fastest = min(slots)
     above: dict[str, str] = {}
     for number, group in enumerate(matrix.groups(ONE_CPU)):
         above |= dict.fromkeys(group, f"CPU {number}")
@@ -266,10 +297,11 @@ def _add_tree(
     for number, group in enumerate(group for group in (*outer, *inner) if len(group) > 1):
         name, parent = f"PCIe switch {number}", above[next(iter(group))]
         above |= dict.fromkeys(group, name)
-        server.add_device(name, parent, pcie_beta, name=name, guess=guess)
+        server.add_device(name, parent, fastest[0], name=name, guess=fastest[1])
     for device in matrix.devices:
         name = matrix.names.get(device, device)
-        server.add_device(device, above[device], pcie_beta, name=name, guess=guess)
+        beta, guess = slot_of.get(device, fastest)
+        server.add_device(device, above[device], beta, name=name, guess=guess)
     if matrix.coherent:
         gpus = [gpu for gpu in matrix.gpus if gpu in matrix.coherent]
         server.assumed.append(

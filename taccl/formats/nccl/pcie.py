@@ -5,7 +5,7 @@ NVLinks join GPUs pair by pair, or through NVSwitch; AMD servers have xGMI inste
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -42,7 +42,7 @@ class PcieServer:
     - `nics`: All network interfaces.
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two GPUs (`gpu_numbers`), the lower one first.
     - `switches` (tuple of mapping of int to int): {GPU: its NVLinks into one NVSwitch}.
-    - `nvlink_beta_us_per_mb`: Beta of one NVLink.
+    - `nvlink_betas`: Beta in us per MB of one NVLink of each GPU (`gpu_numbers`).
     - `fabric`: ``"NVLink"`` or ``"xGMI"``.
     - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: (its parent, beta and name
       of the link between the two)}.
@@ -61,7 +61,7 @@ class PcieServer:
     nics: list[Nic] = field(default_factory=list)
     nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
     switches: Sequence[Mapping[int, int]] = ()
-    nvlink_beta_us_per_mb: Fraction = Fraction(1)
+    nvlink_betas: Sequence[Fraction] = ()
     fabric: str = "NVLink"
     devices: dict[str, tuple[str, Fraction, str]] = field(default_factory=dict)
     guesses: dict[str, str] = field(default_factory=dict)
@@ -73,6 +73,10 @@ class PcieServer:
         """Number of each local rank's GPU, in the order of ranks; the local rank if none share a GPU."""
         number = {gpu: place for place, gpu in enumerate(dict.fromkeys(self.gpus))}
         return [number[gpu] for gpu in self.gpus]
+
+    def nvlink_beta(self, *gpus: int) -> Fraction:
+        """Beta in us per MB of one NVLink of the slowest of these GPUs (`gpu_numbers`)."""
+        return max(self.nvlink_betas[gpu] for gpu in gpus)
 
     def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "", host: str = "") -> None:
         """Add a CPU, with links to other CPUs of its host; each has the rate of the sending CPU, as in NCCL.
@@ -116,16 +120,19 @@ class PcieServer:
         """
         serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
         sent: dict[str, Fraction] = defaultdict(Fraction)
+        served: Counter[str] = Counter()
         used = sorted({nic for gpu in self.gpus for nic in self.near_nics(gpu)})
         for nic in (self.nics[each] for each in used):
             for key in self._above(nic.at):
                 sent[key] += 1 / nic.beta_us_per_mb
+                served[key] += 1
         for key in sent.keys() - serves_gpus:
             parent, beta, name = self.devices[key]
             guess = self.guesses.get(f"PCIe out of {name}", "")
             lifted = max(1 / sent[key], _FASTEST_PCIE)
             if guess and lifted < beta:
-                guess = f"{gb_per_s(lifted)} for a PCIe link that serves several NICs (pcie_gb_per_s=)"
+                what = "a PCIe link that serves several NICs" if served[key] > 1 else "the PCIe link of a NIC"
+                guess = f"{gb_per_s(lifted)} for {what} (pcie_gb_per_s=)"
                 self.assumed += [guess] * (guess not in self.assumed)
                 self.add_device(key, parent, lifted, name=name, guess=guess)
 

@@ -173,7 +173,7 @@ def _add_node(
     if server.parts:
         _add_sharing(shared, server, alpha_us, node)
     for (a, b), count in () if server.parts else sorted(server.nvlinks.items()):
-        beta = server.nvlink_beta_us_per_mb / count
+        beta = server.nvlink_beta(a, b) / count
         name = f"{server.fabric} x{count}" if count > 1 else server.fabric
         for src, dst in ((a, b), (b, a)):
             shared.builder.add_link(
@@ -182,7 +182,7 @@ def _add_node(
             )  # fmt: skip
     for number, counts in enumerate(() if server.parts else server.switches):
         which = f" {number}" if len(server.switches) > 1 else ""
-        betas = {first + rank: server.nvlink_beta_us_per_mb / count for rank, count in counts.items()}
+        betas = {first + rank: server.nvlink_beta(rank) / count for rank, count in counts.items()}
         cost = LinkCost(alpha_us, max(betas.values()), OVERHEAD_US)
         name = f"NVSwitch{which} of node {node}"
         add_crossbar(shared.builder, sorted(betas), cost, name=name, link_name="NVSwitch", port_betas=betas)
@@ -199,7 +199,7 @@ def _add_sharing(shared: _Shared, server: PcieServer, alpha_us: Fraction, node: 
     Partitions of a GPU divide its links equally, as in NCCL; ranks of one partition share its part.
     """
     gpus, parts, first = server.gpu_numbers, server.parts, node * len(server.gpus)
-    betas = {pair: server.nvlink_beta_us_per_mb / count for pair, count in server.nvlinks.items()}
+    betas = {pair: server.nvlink_beta(*pair) / count for pair, count in server.nvlinks.items()}
     num_parts = [len({part for gpu, part in zip(gpus, parts, strict=True) if gpu == own}) for own in gpus]
     names = [
         f"{gpu}" if num == 1 else f"{gpu} part {part}"
@@ -220,10 +220,13 @@ def _add_sharing(shared: _Shared, server: PcieServer, alpha_us: Fraction, node: 
         for number, counts in enumerate(server.switches):
             if src != dst and src in counts and dst in counts:
                 name = f"NVSwitch {number} of node {node}"
-                one = server.nvlink_beta_us_per_mb
+                ends = ((a, src), (b, dst))
+                sent, received = (
+                    server.nvlink_beta(gpu) * num_parts[rank] / counts[gpu] for rank, gpu in ends
+                )
                 limits: list[PathLimit] = [
-                    (f"{name} from GPU {names[a]}", one * num_parts[a] / counts[src], "send"),
-                    (f"{name} to GPU {names[b]}", one * num_parts[b] / counts[dst], "receive"),
+                    (f"{name} from GPU {names[a]}", sent, "send"),
+                    (f"{name} to GPU {names[b]}", received, "receive"),
                 ]
                 shared.add_link(first + a, first + b, alpha_us, "NVSwitch", limits)
 

@@ -128,8 +128,9 @@ def load_nccl_topology(
         )
     nvlink_beta = _beta(nvlink_gb_per_s, "nvlink_gb_per_s")
     if nvlink_beta is None:
-        nvlink_beta = _nvlink_beta(ranked, server.fabric, assumed if joined else [])
-    server.nvlink_beta_us_per_mb = nvlink_beta
+        server.nvlink_betas = _nvlink_betas(distinct, server)
+    else:
+        server.nvlink_betas = [nvlink_beta] * len(distinct)
     if nvlinks is None:
         _join_cpus(distinct, server)
     wiring = Wiring(
@@ -216,10 +217,10 @@ def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs,
 
 def _join_cpus(ranked: list[Gpu], server: PcieServer) -> None:
     """Add the NVLinks between GPUs and their CPU, as in POWER servers."""
-    for gpu in ranked:
+    for number, gpu in enumerate(ranked):
         count = sum(whole(link, "count") for link in gpu.nvlinks if _is_to_cpu(link))
         if count:
-            server.add_cpu_link(gpu.busid, server.nvlink_beta_us_per_mb / count, fabric=server.fabric)
+            server.add_cpu_link(gpu.busid, server.nvlink_beta(number) / count, fabric=server.fabric)
 
 
 def _is_to_cpu(link: XmlElement) -> bool:
@@ -270,21 +271,29 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
     return pairs, []
 
 
-def _nvlink_beta(ranked: list[Gpu], fabric: str, assumed: list[str]) -> Fraction:
-    """Beta in us per MB of one NVLink or xGMI link: NCCL's or RCCL's constant for the slowest GPU."""
-    library, unnamed = "NCCL" if fabric == "NVLink" else "RCCL", "GPUs that the file does not name"
-    rates = {}
-    for gpu in ranked:
+def _nvlink_betas(gpus: list[Gpu], server: PcieServer) -> list[Fraction]:
+    """Beta in us per MB of one NVLink or xGMI link of each GPU: NCCL's or RCCL's constant for its kind.
+
+    Adds the constants of joined GPUs to the server's assumptions.
+    """
+    fabric, unnamed = server.fabric, "GPUs that the file does not name"
+    library = "NCCL" if fabric == "NVLink" else "RCCL"
+    joined = {number for pair in server.nvlinks for number in pair}.union(*server.switches)
+    rates, told = [], {}
+    for number, gpu in enumerate(gpus):
         if fabric == "NVLink":
             known = (rate for least, rate in _NVLINK_GB_PER_S if gpu.sm >= least)
             kind = f"compute capability {gpu.sm / 10:g}" if gpu.sm >= 0 else unnamed
-            rates[kind] = next(known, _NVLINK_GB_PER_S_UNKNOWN)
+            rates.append(next(known, _NVLINK_GB_PER_S_UNKNOWN))
         else:
             kind = _GCN_NAMES.get(gpu.gcn, gpu.gcn if gpu.gcn.startswith("gfx") else f"gfx{gpu.gcn}")
             known = (rate for begins, rate in _XGMI_GB_PER_S if kind.startswith(begins))
-            rates[kind if gpu.gcn else unnamed] = next(known, _XGMI_GB_PER_S_UNKNOWN)
-    assumed += [
+            kind = kind if gpu.gcn else unnamed
+            rates.append(next(known, _XGMI_GB_PER_S_UNKNOWN))
+        if number in joined:
+            told[kind] = rates[-1]
+    server.assumed += [
         f"{rate} GB/s for one {fabric} each way, {library}'s constant for {kind} (nvlink_gb_per_s=)"
-        for kind, rate in rates.items()
+        for kind, rate in told.items()
     ]
-    return beta_of_bandwidth(min(map(Fraction, rates.values())))
+    return [beta_of_bandwidth(rate) for rate in rates]

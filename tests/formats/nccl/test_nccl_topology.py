@@ -361,6 +361,21 @@ def test_dump_with_nvlinks_between_pairs(tmp_path):
     assert _beta(always, 0, 2) == GEN3
 
 
+def test_unlike_gpus_have_their_own_nvlinks(tmp_path):
+    """Pairs of A100 and of A6000, with two NVLinks each, beside an L40S: 40 and 24 GB/s.
+
+    The assumptions name constants of GPUs with NVLinks alone.
+    """
+    gpu = "0x030200"
+    pairs = [
+        _gpu(number, [(f"0:{number ^ 1}:0.0", 2, gpu)], sm=sm) for number, sm in enumerate((80, 80, 86, 86))
+    ]
+    topology = load_quietly(write_dump(tmp_path, *pairs, _gpu(4, [], sm=89)))
+    assert (_beta(topology, 0, 1), _beta(topology, 2, 3)) == (25, Fraction(1000, 24))
+    told = [each for each in topology.assumed if "for one NVLink each way" in each]
+    assert [each.split("capability ")[1][:3] for each in told] == ["8 (", "8.6"]
+
+
 @pytest.mark.parametrize(
     ("sm", "rate"), [(60, "18"), (70, "20"), (80, "20"), (86, "12"), (90, "20.6"), (100, "40.1")]
 )

@@ -10,6 +10,7 @@ from taccl.errors import AssumptionWarning, FormatError, InputError, TopologyErr
 from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
 from tests.effort import cpu_s, first_schedule
 from tests.foreign import OURS, foreign_files
+from tests.formats.nccl.drawn_servers import capacity
 from tests.formats.nccl.servers import holders, load_quietly
 
 GEN3 = Fraction(1000, 12)  # us per MB at 12 GB/s
@@ -422,7 +423,7 @@ def test_matrices_without_nvlinks_say_so(tmp_path):
     ("names", "nvlink", "pcie"),
     [
         (["NVIDIA RTX A6000"] * 3, "14.0625", "24"),
-        (["NVIDIA RTX A6000", "NVIDIA RTX A6000", "NVIDIA L4"], "25", "12"),
+        (["NVIDIA RTX A6000", "NVIDIA RTX A6000", "NVIDIA L4"], "14.0625", "24"),
         (["NVIDIA L4"] * 3, "25", "24"),
         (["Unheard of"] * 3, "25", "12"),
     ],
@@ -441,6 +442,32 @@ def test_names_of_gpus_beside_the_matrix_give_rates(tmp_path, names, nvlink, pci
     told = [each for each in topology.assumed if f"{nvlink} GB/s for an NVLink" in each]
     assert ("which the file names" in told[0]) == (nvlink != "25")
     assert any(each.startswith(f"{pcie} GB/s for a PCIe link") for each in topology.assumed)
+
+
+@pytest.mark.parametrize(("names", "rate"), [("NVIDIA L40S", 31.5), ("", 50)])
+def test_a_nic_does_not_lift_the_slot_of_a_named_gpu(tmp_path, names, rate):
+    """A NIC of 50 GB/s beside L40S has a faster slot, but the GPUs are on 16 lanes of PCIe 4 (31.5 GB/s)."""
+    rows = ["GPU0 X NODE PIX 0-7 0", "GPU1 NODE X NODE 0-7 0", "NIC0 PIX NODE X"]
+    listed = "".join(f"GPU {rank}: {names} (UUID: GPU-{rank})\n" for rank in range(2) if names)
+    path = _write(tmp_path, *rows, columns=["GPU0", "GPU1", "NIC0"], after=f"\n{listed}")
+    topology = load_quietly(path, nodes=2, nic_gb_per_s=50)
+    sent = [link for link in topology.links_from[0] if topology.is_internode(link)]
+    assert capacity(topology, sent) == pytest.approx(rate)
+    said = [each for each in topology.assumed if "reached at 31.5 GB/s only" in each]
+    assert len(said) == (rate == 31.5)
+
+
+def test_pairs_of_unlike_gpus_have_their_own_nvlinks(tmp_path):
+    """Two pairs with four NVLinks each: 56.25 GB/s between A6000, 100 GB/s between A100."""
+    rows = [
+        "GPU0 X NV4 SYS SYS 0-7 0", "GPU1 NV4 X SYS SYS 0-7 0",
+        "GPU2 SYS SYS X NV4 8-15 1", "GPU3 SYS SYS NV4 X 8-15 1",
+    ]  # fmt: skip
+    names = ["NVIDIA RTX A6000"] * 2 + ["NVIDIA A100 80GB PCIe"] * 2
+    listed = "".join(f"GPU {rank}: {name} (UUID: GPU-{rank})\n" for rank, name in enumerate(names))
+    topology = load_quietly(_write(tmp_path, *rows, columns=_gpus(4), after=f"\n{listed}"))
+    rates = {(link.src, link.dst): float(1000 / link.beta_us_per_mb) for link in topology.links}
+    assert (rates[0, 1], rates[2, 3], rates[0, 2]) == (56.25, 100, 24)
 
 
 def test_equal_pairs_are_an_assumption(tmp_path):
