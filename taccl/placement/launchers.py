@@ -18,7 +18,11 @@ from taccl.placement.placement import Placement
 
 LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
 #: Number of slots after a host's name, as Open MPI and DeepSpeed write it in host files.
-_SLOTS = re.compile(r"(?<![ \t])[ \t]+slots[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$")
+_SLOTS = re.compile(
+    r"(?<![ \t])[ \t]+(?:slots?|cpus?|count)[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$"
+)
+#: Fields that Grid Engine writes after a host and its slots: a queue, and a range of processors.
+_QUEUE = re.compile(r"\S+@\S+ \S+")
 #: One of the hosts between commas, which may itself have commas in brackets.
 _LISTED = re.compile(r"(?:[^,\[]|\[[^\]]*(?:\]|$))+")
 _NUMBERED = re.compile(r":\d+$|^[A-Za-z].*\d|^\d+(?:\.\d+){3}$")
@@ -44,10 +48,11 @@ esac
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
     """Host of every slot, in order, from a file with a line for each host or slot.
 
-    A line is ``name``, ``name:slots`` or ``name slots=number``. Several hosts may share a line, with commas
-    between them (``mpirun -H``). A name may be a list of SLURM such as ``node[01-04]``. ``#``
-    begins a comment. A host without a number may be named again, once for each slot (``SLURM_HOSTFILE``,
-    ``PBS_NODEFILE``).
+    A line is ``name``, ``name:slots``, ``name slots=number`` or ``name number`` (LSF; Grid Engine adds two
+    fields, which are ignored). Several hosts may share a line, with commas between them (``mpirun -H``), or
+    with blanks (``LSB_HOSTS``, ``LSB_MCPU_HOSTS``). A name may be a list of SLURM such as ``node[01-04]``.
+    ``#`` begins a comment. A host without a number may be named again, once for each slot
+    (``SLURM_HOSTFILE``, ``PBS_NODEFILE``).
 
     Raises `FormatError` for any other line, and for a host that is named twice with a number of slots.
     """
@@ -83,9 +88,17 @@ def slots_by_host(hosts: Iterable[str]) -> dict[str, list[int]]:
 def _items(line: str) -> list[str]:
     """Entries of a line of a hostfile, without spaces around them.
 
-    The line is split at commas if it has brackets, or if every part has a number (``a:4, b1``).
+    The line is split at commas if it has brackets, or if every part has a number (``a:4, b1``). It is split
+    at blanks if hosts and numbers of slots alternate, or if every word is a host with a number in its name.
     Otherwise all of it is one entry: names without numbers, such as ``src,dst``, are the header of a table.
     """
+    words = line.split()
+    if len(words) == 4 and words[1].isdigit() and _QUEUE.fullmatch(" ".join(words[2:])):
+        words = words[:2]
+    if len(words) > 1 and len(words) % 2 == 0 and all(word.isdigit() for word in words[1::2]):
+        return [f"{host}:{number}" for host, number in zip(words[::2], words[1::2], strict=True)]
+    if len(words) > 1 and all(_HOST.fullmatch(word) and _NUMBERED.search(word) for word in words):
+        return words
     items = [item.strip() for item in _LISTED.findall(line)]
     is_list = "[" in line or bool(items) and all(_NUMBERED.search(item) for item in items)
     return items if is_list else [line] if line else []

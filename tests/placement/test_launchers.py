@@ -74,8 +74,25 @@ class TestHosts:
             ("a-0.x,b-1.x,10.0.0.1\n", ["a-0.x", "b-1.x", "10.0.0.1"]),
             ("# job 7\nn[1-2,4]\n", ["n1", "n2", "n4"]),
             ("n[01-02]:2, b\n", ["n01", "n01", "n02", "n02", "b"]),
+            ("a1 a1 b1\n", ["a1", "a1", "b1"]),
+            ("a 2 b 1\n", "aab"),
+            ("a 2\nb 1\n", "aab"),
+            ("a 2 all.q@a UNDEFINED\nb 1 all.q@b <NULL>\n", "aab"),
+            ("a cpus=2\nb count=1 max-slots=4\n", "aab"),
         ],
-        ids=["PBS_NODEFILE", "SLURM_HOSTFILE", "mpirun -H", "mpirun --host", "SLURM_NODELIST", "mixed"],
+        ids=[
+            "PBS_NODEFILE",
+            "SLURM_HOSTFILE",
+            "mpirun -H",
+            "mpirun --host",
+            "SLURM_NODELIST",
+            "mixed",
+            "LSB_HOSTS",
+            "LSB_MCPU_HOSTS",
+            "bsub -hostfile",
+            "PE_HOSTFILE",
+            "PRRTE",
+        ],
     )
     def test_lists_of_schedulers_are_read(self, tmp_path, text, hosts):
         """A line for each slot, lists with commas, and SLURM's lists with brackets are read and recognised."""
