@@ -15,6 +15,7 @@ import numpy as np
 
 from taccl.baselines.channel_sends import (
     Columns,
+    as_planned_us,
     first_come_us,
     in_order_us,
     one_round,
@@ -135,30 +136,36 @@ def _around_us(lanes: Lanes, mb: float, steps: int) -> float:
 def _piped_us(lanes: Lanes) -> float:
     """Time in us of all pieces on open lanes (chains or trees): the least of several estimates.
 
-    One estimate is a periodic plan. For few pieces, two further ones simulate all messages: resources serve
-    them as they become ready, or in the plan's order. For many pieces, the plan's first piece is
-    assumed to wait half as long as planned. If that plan is poor, a simulation of some pieces is
-    extrapolated to all.
+    One estimate is a periodic plan. For many pieces, its first piece is assumed to wait half as long as
+    planned. For few pieces, or if that plan is poor, two further estimates simulate messages: resources
+    serve them as they become ready, or in the plan's order. Simulations of some pieces are extrapolated to
+    all.
     """
     pieces = lanes.num_pieces
     if lanes.relayed:
         return lanes.pieces_us(pieces)
     mb = lanes.mb_of(pieces)
     plan, few = lanes.plan(mb, pieces), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size)
-    planned_us = float("inf")
-    if plan is not None and pieces > few:
-        planned_us = (lanes.alone_us(mb) + plan.end_us) / 2 + (pieces - 1) * plan.period_us
-        if not _is_poor(plan, lanes, mb, pieces):
-            return planned_us
-    served_us = _served_us(lanes, min(int(pieces), few), mb)
-    if pieces > few:
-        each_us = (served_us - _served_us(lanes, few // 2, mb)) / (few - few // 2)
-        return min(planned_us, served_us + (pieces - few) * max(each_us, lanes.busiest_us(mb)))
-    if plan is None:
-        return served_us
-    columns = sends_of_pieces(int(pieces) * len(lanes.hops), lanes, plan)
-    by_plan_us = in_order_us(lanes.problem.topology, mb, columns, np.argsort(columns.start, kind="stable"))
-    return min(served_us, by_plan_us, plan.end_us + (pieces - 1) * plan.period_us)
+    found = []
+    if plan is not None:
+        first_us = (lanes.alone_us(mb) + plan.end_us) / 2 if pieces > few else plan.end_us
+        found.append(first_us + (pieces - 1) * plan.period_us)
+        if pieces > few and not _is_poor(plan, lanes, mb, pieces):
+            return found[0]
+
+    def simulated_us(num: int, plan: Plan | None) -> float:
+        topology, columns = lanes.problem.topology, sends_of_pieces(num * len(lanes.hops), lanes, plan)
+        if plan is None:
+            return float(first_come_us(topology, mb, columns)[1].max())
+        return as_planned_us(topology, mb, columns)
+
+    for order in (None,) if plan is None else (None, plan):
+        us = simulated_us(min(int(pieces), few), order)
+        if pieces > few:
+            each_us = (us - simulated_us(few // 2, order)) / (few - few // 2)
+            us += (pieces - few) * max(each_us, lanes.busiest_us(mb))
+        found.append(us)
+    return min(found)
 
 
 def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
@@ -168,12 +175,6 @@ def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
     """
     waits_us, whole_us = plan.end_us - lanes.alone_us(mb), plan.end_us + (pieces - 1) * plan.period_us
     return plan.period_us > _POOR * lanes.busiest_us(mb) or waits_us > _WAITS * whole_us
-
-
-def _served_us(lanes: Lanes, pieces: int, mb: float) -> float:
-    """Time of `pieces` pieces of `mb` MB on each chain or tree, with first-come, first-served resources."""
-    columns = sends_of_pieces(pieces * len(lanes.hops), lanes, None)
-    return float(first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
 
 
 def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import defaultdict
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -38,6 +40,39 @@ def in_order_us(topology: Topology, mb: float, columns: Columns, order: Ints) ->
         reached = summed if adds else copied
         reached[end] = max(reached.get(end, 0.0), start + us[over])
     return max(max(each.values(), default=0.0) for each in (copied, summed))
+
+
+def as_planned_us(topology: Topology, mb: float, columns: Columns) -> float:
+    """Time of all sends, of `mb` MB each, if each resource keeps the order of a plan; inf if it is cyclic.
+
+    The order is that of the planned begins of holds: a send that starts before another one may hold a
+    receiving port after it, if its link is slower.
+    """
+    num_awaited, followers = _waits(topology, columns)
+    us, holds = _held_us(topology, mb)
+    link = columns.link.tolist()
+    #: (planned begin of the hold, send, begin and end of the hold from the send's start) by resource.
+    held: list[list[tuple[float, int, float, float]]] = [[] for _ in topology.resources]
+    for send, start in enumerate(columns.start.tolist()):
+        for resource, begin, until in holds[link[send]]:
+            held[resource].append((start + begin, send, begin, until))
+    waits = [[(later, us[link[send]]) for later in some] for send, some in enumerate(followers)]
+    for spans in held:
+        spans.sort()
+        for (_, send, _, until), (_, later, begin, _) in pairwise(spans):
+            waits[send].append((later, until - begin))
+            num_awaited[later] += 1
+    starts, left = [0.0] * len(link), len(link)
+    ready = [send for send, number in enumerate(num_awaited) if not number]
+    while ready:
+        send = ready.pop()
+        left -= 1
+        for later, gap_us in waits[send]:
+            starts[later] = max(starts[later], starts[send] + gap_us)
+            num_awaited[later] -= 1
+            if not num_awaited[later]:
+                ready.append(later)
+    return math.inf if left else max(start + us[over] for start, over in zip(starts, link, strict=True))
 
 
 def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floats, Floats]:

@@ -6,7 +6,7 @@ import pytest
 import taccl
 from taccl.baselines import edge_colouring, nccl, nccl_choices
 from taccl.baselines.channel_schedules import channels_of, over_channels, predict
-from taccl.baselines.channel_sends import Columns, first_come_us
+from taccl.baselines.channel_sends import Columns, as_planned_us, first_come_us, in_order_us
 from taccl.baselines.edge_colouring import colours_of
 from taccl.baselines.lanes import Lanes
 from taccl.baselines.nccl import model_gap
@@ -93,10 +93,34 @@ def test_a_late_arrival_leaves_its_port_to_earlier_ones():
     assert ends.tolist() == [10, 3]
 
 
+def test_a_plan_orders_holds_and_not_starts():
+    """A send on a slow link starts first, and holds the receiving port last, in a prediction as in exact times.
+
+    1 MB from rank 0 takes 4 us and holds the port of rank 2 from 3 to 4 us; 1 MB from rank 1 holds it from 1
+    to 2 us.
+    """
+    builder = taccl.topologies.TopologyBuilder("ports", [0] * 3)
+    port = builder.add_resource("into 2")
+    for src, beta in enumerate((4, 1)):
+        builder.add_hold(
+            builder.add_link(src, 2, alpha_us=0, beta_us_per_mb=beta), port, alpha_us=0, beta_us_per_mb=1,
+            side="receive",
+        )  # fmt: skip
+    nothing = np.zeros(2, dtype=np.int64)
+    sends = Columns(np.arange(2), np.arange(2), nothing, np.array([0.0, 1.0]), nothing, nothing, nothing)
+    topology = builder.build()
+    assert as_planned_us(topology, 1.0, sends) == 4
+    assert in_order_us(topology, 1.0, sends, np.arange(2)) == 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "nodes", "collective", "size"),
-    [("aws-p4d-24xl", 2, "allgather", "1KB"), ("azure-ndv4", 3, "allgather", "1MB")],
+    [
+        ("aws-p4d-24xl", 2, "allgather", "1KB"),
+        ("azure-ndv4", 3, "allgather", "1MB"),
+        ("azure-ndv4", 2, "reduce", "1MB"),
+    ],
 )
 def test_rings_over_shared_pcie_take_what_the_model_says(shared_data, server, nodes, collective, size):
     """On servers whose file lists PCIe alone, rings share ports with slow sends from other nodes."""
