@@ -262,7 +262,7 @@ def _search_in_best_chunks(whole: Search) -> Search:
         if not is_complete:
             continue_from(search, whole)
             with limit.enforced(lambda: whole.has_found or at_last.has_passed):
-                propose_all(search)
+                propose_all(search, whole)
     except (KeyboardInterrupt, OutOfTime) as error:
         if isinstance(error, KeyboardInterrupt):
             search.interrupt()

@@ -12,7 +12,7 @@ from taccl.synthesis import register, unregister
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.stages import STAGES
-from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, PROPOSERS, SECOND
+from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, PROPOSERS, SECOND, THIRD
 from taccl.synthesis.proposing import PLUGINS, OwnProposer, Proposer, registered
 from taccl.synthesis.search import Search
 from tests.effort import AMPLE_S, brief_synthesis
@@ -273,7 +273,7 @@ def test_a_proposer_that_cannot_be_interrupted_is_named(problem, monkeypatch, ta
 
 @pytest.mark.parametrize(
     "turn",
-    [*AGGREGATING, *FIRST, *SECOND, *PROPOSERS, *LAST, *STAGES["auto"], *STAGES["greedy"]],
+    [*AGGREGATING, *FIRST, *SECOND, *THIRD, *PROPOSERS, *LAST, *STAGES["auto"], *STAGES["greedy"]],
     ids=lambda turn: turn.proposer.name,
 )
 def test_the_librarys_own_have_the_protocol_of_users(turn, problem):

@@ -29,6 +29,7 @@ from taccl.synthesis.proposers.baseline_proposals import (
     offer_balanced,
     offer_first,
     offer_made,
+    offer_proven,
     offer_rest,
     reserve_s,
     share_baselines,
@@ -60,6 +61,8 @@ _CUT_SHARE = 0.25
 #: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search and the verb's end.
 #: `_END_S`, `_END_S_PER_LINK`: CPU seconds at the end, to bound, to verify and to print.
 _LEAST_ROOT_S, _MOST_LATE_S, _END_S, _END_S_PER_LINK = 0.5, 1.45, 0.1, 1.2e-5
+#: Max hops of all trials of numbers of chunks for which these precede spanning trees (at most 2 s of CPU).
+_TRIAL_HOPS = 200_000
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the remaining time for the fastest baseline of an exchange, and its least value in seconds.
@@ -261,8 +264,18 @@ def _along_trees(search: Search) -> Search | None:
     return None if search.is_proven else offer_trees(search)
 
 
+def _has_quick_trials(search: Search) -> bool:
+    """True if the choice of the number of chunks takes less time than the search for trees."""
+    counts = search.parameters.suggesting.counts
+    return search.is_open and sum(counts) * effort(search.problem) <= _TRIAL_HOPS
+
+
 def _may_grow_trees(search: Search) -> bool:
-    return _is_free(search) and is_worthwhile(search)
+    return _is_free(search) and is_worthwhile(search) and not _has_quick_trials(search)
+
+
+def _may_grow_trees_later(search: Search) -> bool:
+    return _is_free(search) and is_worthwhile(search) and _has_quick_trials(search)
 
 
 def _may_guide(search: Search) -> bool:
@@ -347,11 +360,14 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_elsewhere), _may_be_finer),
     Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )
+_TREES = OwnProposer("trees", _along_trees, may_fill)
 #: Proposers that follow them, before the number of chunks is chosen.
 SECOND: tuple[Turn, ...] = (
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
-    Turn(OwnProposer("trees", _along_trees, may_fill), _may_grow_trees, no_time, improves=True),
+    Turn(_TREES, _may_grow_trees, no_time, improves=True),
 )
+#: Proposers between the choice of the number of chunks and the search, unless a trial meets its bound.
+THIRD: tuple[Turn, ...] = (Turn(_TREES, _may_grow_trees_later, no_time, improves=True),)
 #: The bound over all chunkings, in the time left after the search.
 LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
 #: Proposers in other chunks than the search's, even if its schedule is optimal for these.
@@ -428,6 +444,10 @@ def propose_first(search: Search) -> None:
     run(search, SECOND)
 
 
-def propose_all(search: Search) -> None:
-    """Run all proposers of `PROPOSERS` in order."""
+def propose_all(search: Search, whole: Search) -> None:
+    """Run `THIRD` on the whole problem, and `PROPOSERS` on the problem in the chosen number of chunks."""
+    if any(each.is_meant(whole) for each in THIRD):
+        look_for_bound(search)
+        if not offer_proven(search):
+            run(whole, THIRD)
     run(search, PROPOSERS)
