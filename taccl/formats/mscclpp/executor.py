@@ -1,8 +1,8 @@
 """Symbolic execution and checks of MSCCL++ execution plans, by the rules of the MSCCL++ executor.
 
 This module shares no code with the conversion of programs to plans: it derives the outcome from the JSON
-alone. All threads of a threadblock copy and reduce together; they synchronise at ``nop`` only. For signals,
-waits, semaphores and requests to a NIC, thread i handles the i-th id of the operation. Two threads are
+alone. All threads of a threadblock copy and reduce together; they synchronise at ``nop`` and ``barrier``
+only, which joins several threadblocks of a rank. For signals, waits, semaphores and requests to a NIC, thread i handles the i-th id of the operation. Two threads are
 simulated: the first one, and one that stands for all others. A NIC processes the requests of its channel in
 order. Their completion is unknown until a ``flush``, or a signal sent over the same channel. The user of a
 rank accesses its buffers before the rank begins, and again when its threadblocks have ended. One run finds
@@ -14,8 +14,7 @@ A relaxed signal orders no writes, but reads of other ranks' memory before it ha
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import add
@@ -23,28 +22,15 @@ from typing import Any
 
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
-from taccl.formats.mscclpp.operations import FIRST_PACKET, FIXED, FLOWS, SHARED, check_gpu, collective_of_plan
-from taccl.program.contents import Content, content_at_start, contents_of
-from taccl.program.execution import Event, unordered
-from taccl.program.layout import RankLayout, layout
-from taccl.program.program import Slot
+from taccl.formats.mscclpp.operations import FIRST_PACKET, FLOWS, SHARED, check_gpu
+from taccl.formats.mscclpp.plan_state import Op, Place, PlanState, Reads
+from taccl.formats.mscclpp.slices import finer_plans
+from taccl.program.contents import Content, contents_of
+from taccl.program.execution import unordered
 
+#: Arrival of a threadblock at a barrier: (its last event, reads of other ranks that have ended).
+Arrival = tuple[int, Reads]
 _ROOTED = ("broadcast", "reduce")
-_BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
-#: {list of a threadblock: (field with the kind of channel, field with the ids)}.
-_LISTS = {
-    "channels": ("channel_type", "channel_ids"),
-    "remote_buffer_refs": ("access_channel_type", "remote_buffer_ids"),
-}
-Op = dict[str, Any]
-#: Place of a chunk: (rank, memory, index).
-Place = tuple[int, str, int]
-#: Reads: (index of an event, place that it reads).
-Reads = frozenset[tuple[int, Place]]
-#: Inbox of signals: an end of a channel, or a semaphore.
-#: A channel's end is ``(kind, rank, peer, index among the rank's channels of this kind to the peer)``.
-#: A semaphore is ``("semaphore", rank, number)``.
-Inbox = tuple[Any, ...]
 
 
 def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> bool:
@@ -65,13 +51,22 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
         said = "found a plan of an earlier MSCCL++, with 'inputChunks' for 'input_chunks'"
         raise FormatError(f"{said}; write it again with a current MSCCL++", where="plan")
     run: _PlanRun | None = None
+    units, is_checked = 1, True
     try:
-        run = _PlanRun(plan, root)
-        run.run()
-        if races:
-            for _, earlier, later in unordered(run.events):
-                raise VerificationError(f"race: nothing orders {later.by} and {earlier.by}")
-        return run.check_end()
+        for r, gpu in enumerate(plan["gpus"]):
+            check_gpu(gpu, r)
+        for units, finer in finer_plans(plan):
+            run = _PlanRun(finer, root)
+            run.run()
+            if races:
+                for _, earlier, later in unordered(run.events):
+                    raise VerificationError(f"race: nothing orders {later.by} and {earlier.by}")
+            is_checked = run.check_end()
+        return is_checked
+    except VerificationError as error:
+        if units == 1:
+            raise
+        raise VerificationError(f"{error} (with {units} units per chunk)") from None
     except TacclError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -81,72 +76,23 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
         raise FormatError(said, where="plan") from None
 
 
-class _PlanRun:
-    """State of a plan's symbolic run: rank buffers, signals in flight, and the last event of every thread."""
+class _PlanRun(PlanState):
+    """Symbolic run of a plan's operations."""
 
     def __init__(self, plan: Mapping[str, Any], root: int) -> None:
-        self.gpus: Sequence[Mapping[str, Any]] = plan["gpus"]
-        self.in_place, self.packed = bool(plan["inplace"]), plan["protocol"] == "LL"
-        self.halves = bool(plan.get("use_double_scratch_buffer"))  # of scratch, for calls in turn
-        self.blocks: dict[tuple[int, int], Mapping[str, Any]] = {}
-        for r, gpu in enumerate(self.gpus):
-            check_gpu(gpu, r)
-            self.blocks |= {(r, t): threadblock for t, threadblock in enumerate(gpu["threadblocks"])}
-        self.collective = collective_of_plan(plan, root)
-        self.layouts = (RankLayout((), ()),) * len(self.gpus)
-        if self.collective is not None:
-            self.layouts = layout(self.collective)
-        self.users: list[set[Place]] = []  # places that each rank's user accesses, before and after the run
-        self.contents: dict[Place, Content] = {}
-        self.packets: dict[tuple[int, int], Content] = {}
-        self.fed: dict[tuple[int, int], Reads] = {}  # {packet: reads on which its value depends}
-        self.inboxes: dict[Inbox, deque[int]] = {}
-        self.channels: dict[tuple[int, str], list[Inbox]] = {}
-        #: {(list of a threadblock, rank, threadblock, kind of channel, index there): channel or buffer}.
-        self.known: dict[tuple[str, int, int, str, int], Any] = {}
-        self.events: list[Event] = []
-        self.begun: list[int] = []  # event with which each rank's user begins it
-        self.last: dict[Any, int] = {}  # {thread, NIC or user: its last event}
-        #: {thread: reads of other ranks before its next event}.
-        self.ended: dict[Any, set[tuple[int, Place]]] = {}
-        self.label = ""
-        for r in range(len(self.gpus)):
-            self._begin(r)
+        super().__init__(plan, root)
         self.actions = {
-            "nop": self._nop, **dict.fromkeys(("put", "pws", "pwsf"), self._put),
+            "nop": self._nop, "barrier": self._pass_barrier,
+            **dict.fromkeys(("put", "pws", "pwsf"), self._put),
             "ppkt": self._put_packets, "signal": self._signal,
             "wait": self._wait, "flush": self._flush, "sem_acquire": self._wait,
             "sem_release": self._release, "rlxsignal": self._signal, "rlxwait": self._wait,
             **dict.fromkeys(FLOWS, self._combine),
         }  # fmt: skip
-
-    def _begin(self, r: int) -> None:
-        """Fill the buffers of a rank, as its user does; then let its threads and NICs begin."""
-        for index, chunk in enumerate(self.layouts[r].inputs):
-            assert self.collective is not None, "without it there are no inputs"
-            self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
-        self.label = f"the caller of gpu {r}"
-        # Calls that use two halves of scratch in turn need no order there; for other packets see `SHARED`.
-        buffers = "io" if self.packed or self.halves else "ios"
-        self.users.append({self._place(r, r, b, i) for b in buffers for i in range(self._size(r, b))})
-        self.events.append(Event(self.label, (), (), self.users[r]))
-        begun = self.last["user", r] = len(self.events) - 1
-        self.begun.append(begun)
-        for t in range(len(self.gpus[r]["threadblocks"])):
-            self.last |= {(r, t, 0): begun, (r, t, 1): begun}
-            self.ended |= {(r, t, 0): set(), (r, t, 1): set()}
-        peers: Counter[tuple[str, int]] = Counter()
-        for entry in self.gpus[r]["channels"]:
-            for peer in entry["connected_to"]:
-                # Channels between two ranks are paired in the order in which each rank lists them.
-                kind = entry["channel_type"]
-                channel = (kind, r, peer, peers[kind, peer])
-                peers[kind, peer] += 1
-                self.channels.setdefault((r, kind), []).append(channel)
-                self.inboxes[channel] = deque()
-                self.last[channel] = begun
-        for number, each in enumerate(self.gpus[r].get("semaphores", ())):
-            self.inboxes["semaphore", r, number] = deque([begun] * each["init_value"])
+        #: {(rank, barrier): (threadblocks that it is for, arrivals since it was last passed)}.
+        self.barriers: dict[tuple[int, int], tuple[int, list[Arrival]]] = {}
+        #: {(rank, threadblock): arrivals at the barrier at which it is}.
+        self.at_barrier: dict[tuple[int, int], list[Arrival]] = {}
 
     def run(self) -> None:
         """Run all threadblocks to their ends; raise `VerificationError` if they deadlock."""
@@ -160,7 +106,9 @@ class _PlanRun:
                 ops = self.blocks[r, t]["ops"]
                 for s in range(position[r, t], len(ops)):
                     op = ops[s]
-                    self.label = f"operation {s} ({op['name']}) of threadblock {t} of gpu {r}"
+                    self.label = f"operation {op.get('at', s)} ({op['name']}) of threadblock {t} of gpu {r}"
+                    if op["name"] == "barrier" and (r, t) not in self.at_barrier:
+                        self._arrive(r, t, op)
                     absent = next((it for it in self._awaited(r, t, op) if not self._has_come(it)), None)
                     if absent is not None:
                         awaited[r, t] = absent
@@ -173,7 +121,7 @@ class _PlanRun:
             op = self.blocks[block]["ops"][position[block]]
             raise VerificationError(
                 f"deadlock: {format_count(len(stuck), 'threadblock')} cannot go on; the first is threadblock "
-                f"{block[1]} of gpu {block[0]}, at operation {position[block]} ({op['name']})"
+                f"{block[1]} of gpu {block[0]}, at operation {op.get('at', position[block])} ({op['name']})"
             )
         for r in range(len(self.gpus)):
             self.label = f"the caller of gpu {r}, which continues"
@@ -203,104 +151,19 @@ class _PlanRun:
                 raise VerificationError(said)
         return True
 
-    def _fault(self, what: str) -> VerificationError:
-        return VerificationError(f"{self.label}: {what}")
-
-    def _act(
-        self,
-        thread: Any,
-        *after: int,
-        reads: Collection[Place] = (),
-        writes: Collection[Place] = (),
-        received: Reads = frozenset(),
-    ) -> None:
-        """Record an event of a thread, after its previous event and the events `after`."""
-        self.events.append(Event(self.label, {self.last[thread], *after}, reads, writes, received))
-        self.last[thread] = len(self.events) - 1
-
-    def _size(self, rank: int, buffer: str) -> int:
-        chunks: int = self.gpus[rank][f"{_BUFFERS[buffer]}_chunks"]
-        return chunks * 2 if buffer == "s" and self.packed else chunks
-
-    def _place(self, rank: int, owner: int, buffer: str, index: int) -> Place:
-        """Place of a chunk in a buffer of `owner`, as `rank` computes its address.
-
-        For a buffer of another rank, the executor starts from the address that the other rank registered. It
-        adds the offset that the same buffer of `rank` has within the allocation of `rank`.
-        """
-        slot = Slot(_BUFFERS[buffer], index)
-        return owner, *self.layouts[rank].place(slot, in_place=self.in_place)
-
-    def _places(self, rank: int, owner: int, buffer: str, chunks: Op) -> list[Place]:
-        begin, end = chunks["index"], chunks["index"] + chunks["size"]
-        if not 0 <= begin < end <= self._size(owner, buffer):
-            raise self._fault(
-                f"chunks {begin} to {end - 1} of {buffer} of gpu {owner}, which holds "
-                f"{self._size(owner, buffer)}"
-            )
-        places = [self._place(rank, owner, buffer, index) for index in range(begin, end)]
-        if buffer != "s" and not self.users[owner].issuperset(places):
-            raise self._fault(f"chunks past the memory of gpu {owner}")
-        return places
-
-    def _own(self, r: int, chunks: Op) -> list[Place]:
-        return self._places(r, r, chunks["type"], chunks)
-
-    def _content(self, place: Place) -> Content:
-        return self.contents.get(place) or Content.of([(place[0], place[1:])])
-
-    def _channel(self, r: int, t: int, op: Op, i: int) -> Inbox:
-        """Channel of the i-th channel id of an operation; ids are indices in the threadblock's own list."""
-        kind, index = op["channel_type"], op["channel_ids"][i]
-        if (key := ("channels", r, t, kind, index)) not in self.known:
-            number = self._entry(self._listed(*key[:4]), index, f"{kind} channel", f"threadblock {t}")
-            channels = self.channels.get((r, kind), [])
-            self.known[key] = self._entry(channels, number, f"{kind} channel", f"gpu {r}")
-        channel: Inbox = self.known[key]
-        return channel
-
-    def _listed(self, field: str, r: int, t: int, kind: str) -> list[int]:
-        """Ids of one kind of channels in a list of a threadblock, `channels` or `remote_buffer_refs`."""
-        key, ids = _LISTS[field]
-        return [number for entry in self.blocks[r, t][field] if entry[key] == kind for number in entry[ids]]
-
-    def _entry(self, entries: Sequence[Any], index: int, what: str, owner: str) -> Any:
-        """Entry of a list by its index; raises `VerificationError` if `owner` has no such entry."""
-        if not 0 <= index < len(entries):
-            raise self._fault(f"{what} {index}; {owner} has {len(entries)}")
-        return entries[index]
-
-    def _remote(self, r: int, t: int, kind: str, dst: Op) -> tuple[int, str]:
-        """Rank and buffer of a remote buffer id, which is an index in the threadblock's own list."""
-        if (key := ("remote_buffer_refs", r, t, kind, dst["buffer_id"])) not in self.known:
-            number = self._entry(self._listed(*key[:4]), key[4], "remote buffer", f"threadblock {t}")
-            buffer = self._entry(self.gpus[r]["remote_buffers"], number, "remote buffer", f"gpu {r}")
-            if kind not in buffer["access_channel_types"]:
-                raise self._fault(f"its buffer is not reached over {kind} channels")
-            self._entry(self.gpus, buffer["rank"], "buffer of gpu", "the plan")
-            self.known[key] = buffer["rank"], buffer["type"]
-        owner: tuple[int, str] = self.known[key]
-        return owner
-
-    def _inboxes(self, r: int, t: int, op: Op) -> list[Inbox]:
-        """Inboxes to which an operation refers: ends of channels, or semaphores of its rank."""
-        if "semaphore_ids" in op:
-            every = self.gpus[r].get("semaphores", ())
-            for number in op["semaphore_ids"]:
-                if not 0 <= number < len(every):
-                    self._entry(every, number, "semaphore", f"gpu {r}")
-            return [("semaphore", r, number) for number in op["semaphore_ids"]]
-        return [self._channel(r, t, op, i) for i in range(len(op["channel_ids"]))]
-
     def _awaited(self, r: int, t: int, op: Op) -> Sequence[tuple[Any, ...]]:
         """Inboxes and packets for which an operation waits; a packet is (rank, number of the packet)."""
         if op["name"] in ("wait", "rlxwait", "sem_acquire"):
             return self._inboxes(r, t, op)
+        if op["name"] == "barrier":
+            return [("barrier", r, t, op["num_threadblocks"])]
         arriving = op["src_buff"][FIRST_PACKET[op["name"]] :] if op["name"] in FIRST_PACKET else ()
         return [(r, packet) for each in arriving for packet in _packets(each)]
 
     def _has_come(self, awaited: tuple[Any, ...]) -> bool:
-        """True if an inbox has a signal, or a packet has arrived."""
+        """True if an inbox has a signal, a packet has arrived, or a barrier has all of its threadblocks."""
+        if awaited[0] == "barrier":
+            return bool(len(self.at_barrier[awaited[1], awaited[2]]) == awaited[3])
         return bool(self.inboxes.get(awaited)) or awaited in self.packets
 
     def _nop(self, r: int, t: int, _op: Op) -> None:
@@ -308,6 +171,24 @@ class _PlanRun:
         self.last[r, t, 1] = self.last[r, t, 0]
         self.ended[r, t, 0] |= self.ended[r, t, 1]
         self.ended[r, t, 1] |= self.ended[r, t, 0]
+
+    def _arrive(self, r: int, t: int, op: Op) -> None:
+        """Note that a threadblock is at a barrier, which must be for as many as the others there state."""
+        self._nop(r, t, op)
+        key, size = (r, op["barrier_id"]), op["num_threadblocks"]
+        of, arrivals = self.barriers.setdefault(key, (size, []))
+        if of != size:
+            raise self._fault(f"barrier {key[1]} is for {size} threadblocks here, and for {of} elsewhere")
+        arrivals.append((self.last[r, t, 0], frozenset(self.ended[r, t, 0])))
+        self.at_barrier[r, t] = arrivals
+        if len(arrivals) == size:
+            del self.barriers[key]
+
+    def _pass_barrier(self, r: int, t: int, op: Op) -> None:
+        arrivals = self.at_barrier.pop((r, t))
+        self._act((r, t, 0), *(event for event, _ in arrivals))
+        self.ended[r, t, 0] |= frozenset[tuple[int, Place]]().union(*(ended for _, ended in arrivals))
+        self._nop(r, t, op)
 
     def _signal(self, r: int, t: int, op: Op) -> None:
         for i, (kind, _, peer, number) in enumerate(self._inboxes(r, t, op)):
@@ -375,11 +256,37 @@ class _PlanRun:
         self.contents |= zip(targets, values, strict=True)
 
     def _put_packets(self, r: int, t: int, op: Op) -> None:
+        if op["channel_type"] == "port":
+            self._put_by_nic(r, t, op)
+            return
         for src, dst in zip(op["src_buff"], op["dst_buff"], strict=True):
             reads = self._own(r, src | {"type": op["src_buff"][0]["type"]})
             values, fed = [self._content(place) for place in reads], list(map(self._read, reads))
             halves = self._send_packets(r, values, fed, self._remote(r, t, "memory", dst), dst)
             self._write(r, t, [value for value in values for _ in (0, 1)], reads, halves, op)
+
+    def _put_by_nic(self, r: int, t: int, op: Op) -> None:
+        """Put packets from the rank's scratch; the NIC does not wait until they are there."""
+        for i, (src, dst) in enumerate(zip(op["src_buff"], op["dst_buff"], strict=True)):
+            if src["type"] != "s":
+                raise self._fault(f"packets come from {src['type']}; expected s, scratch")
+            known = [(r, number) for number in _packets(src)]
+            absent = next((number for _, number in known if (r, number) not in self.packets), None)
+            if absent is not None:
+                raise self._fault(f"packet {absent} of gpu {r} may not be written before it is sent")
+            if any(self.senders[packet] != r for packet in known):
+                said = "found packets of another rank; read them first (rppkt)"
+                raise FormatError(f"{said}, as others cannot be checked here", where=self.label)
+            reads = self._packet_places(r, r, src)
+            read = [frozenset({(len(self.events), place)}) for place in reads[::2]]
+            fed = [self.fed[packet] | each for packet, each in zip(known, read, strict=True)]
+            values = [self.packets[packet] for packet in known]
+            places = self._send_packets(r, values, fed, self._remote(r, t, "port", dst), dst)
+            self._write(r, t, [value for value in values for _ in (0, 1)], reads, places, op, i)
+
+    def _packet_places(self, rank: int, owner: int, packets: Op) -> list[Place]:
+        """Places of packets in scratch, two for each: packet p occupies those of chunks 2p and 2p + 1."""
+        return self._places(rank, owner, "s", {"index": 2 * packets["index"], "size": 2 * packets["size"]})
 
     def _read(self, place: Place) -> Reads:
         """Reads of a place by both threads of the next operation: {(number of the event, place)}."""
@@ -398,8 +305,8 @@ class _PlanRun:
             if (owner, number) in self.packets:
                 raise self._fault(f"packet {number} of gpu {owner} is written twice")
             self.packets[owner, number], self.fed[owner, number] = value, reads
-        # Packet p occupies the places of chunks 2p and 2p + 1.
-        return self._places(r, owner, "s", {"index": 2 * dst["index"], "size": 2 * dst["size"]})
+            self.senders[owner, number] = r
+        return self._packet_places(r, owner, dst)
 
     def _combine(self, r: int, t: int, op: Op) -> None:
         """Write the sum of an operation's sources to its destinations.
@@ -422,6 +329,12 @@ class _PlanRun:
         reads_of = [frozenset[tuple[int, Place]]().union(*each) for each in zip(*fed, strict=True)]
         values, targets = list[Content](), list[Place]()
         number_of: dict[Place, int] = {}  # {place of a destination: number of its chunk in the sum}
+        if op.get("channel_type") == "port":  # all threads have read the packets; then the NIC sends them
+            self._nop(r, t, op)
+            for i, dst in enumerate(op["dst_buff"]):
+                places = self._send_packets(r, sums, reads_of, self._remote(r, t, "port", dst), dst)
+                self._write(r, t, [value for value in sums for _ in (0, 1)], [], places, op, i)
+            return
         for kind, dst in self._kinds(op["dst_buff"], flow[2:]):
             if kind.endswith("packets"):
                 owner = (r, dst["type"]) if kind == "packets" else self._remote(r, t, "memory", dst)
@@ -451,13 +364,6 @@ class _PlanRun:
             if not kind:
                 raise self._fault(f"{len(buffers)} sources or destinations; expected {place}")
             yield kind, each
-
-    def _at_peer(self, r: int, t: int, kind: str, chunks: Op, source: str = "") -> list[Place]:
-        """Places of chunks in a buffer of another rank; `source`: own buffer from which a NIC fills them."""
-        owner, buffer = self._remote(r, t, kind, chunks)
-        if self.halves and "s" in (buffer, source):
-            raise FormatError(FIXED, where=self.label)
-        return self._places(r, owner, buffer, chunks)
 
 
 def _packets(chunks: Op) -> range:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from taccl._internal.names import quoted
@@ -42,11 +42,11 @@ FLOWS = {
 }
 #: Operations that the simulated executor supports.
 OPERATIONS = (
-    "nop", "put", "pws", "pwsf", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait", "flush",
-    "sem_acquire", "sem_release",
+    "nop", "barrier", "put", "pws", "pwsf", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait", "flush",
+    "sem_acquire", "sem_release", "pipeline",
 )  # fmt: skip
 #: Operations that can be checked only over memory channels, where threads copy, not over ports of NICs.
-_OF_THREADS = ("ppkt", *FLOWS)
+_OF_THREADS = tuple(name for name in FLOWS if name != "rppkt")
 #: {operation on packets: number of its leading sources that are not packets}.
 FIRST_PACKET = {name: int(flow.source != "packets") for name, flow in FLOWS.items() if "packets" in flow[:2]}
 #: Errors for scratch that cannot be checked: `FIXED`: the executor leaves data other than packets of other
@@ -61,7 +61,8 @@ SHARED = (
 #: `_MAX_IDS`: max channels or remote buffers that a threadblock lists, or semaphores that an operation lists.
 #: `_MAX_CHANNELS`: max channels of an operation.
 #: `_MAX_BUFFERS`: max buffers of an operation.
-_MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10
+#: `_MAX_BARRIERS`: max barriers of a rank.
+_MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS, _MAX_BARRIERS = 64, 16, 8, 10, 16
 
 
 #: {name of a collective in plans: collective that defines the outputs to check}.
@@ -79,6 +80,13 @@ def collective_of_plan(plan: Mapping[str, Any], root: int) -> Collective | None:
     return collective_of(ProgramKind(_KINDS[plan["collective"]], size, root), len(plan["gpus"]))
 
 
+def flat_operations(ops: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the operations of a threadblock, each pipeline before those that it repeats."""
+    for op in ops:
+        yield op
+        yield from op["ops"] if op["name"] == "pipeline" else ()
+
+
 def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
     """Raise `FormatError` if a rank's part of a plan exceeds limits or has unsupported operations."""
     if gpu["id"] != r:
@@ -90,7 +98,7 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
             where="plan",
         )
     for t, threadblock in enumerate(gpu["threadblocks"]):
-        where, ops = f"threadblock {t} of gpu {r}", threadblock["ops"]
+        where, ops = f"threadblock {t} of gpu {r}", [*flat_operations(threadblock["ops"])]
         lists = [each["channel_ids"] for each in threadblock["channels"]]
         lists += [each["remote_buffer_ids"] for each in threadblock["remote_buffer_refs"]]
         lists += [op.get("semaphore_ids", ()) for op in ops]
@@ -103,6 +111,7 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
             (channels, _MAX_CHANNELS, "channels of an operation"),
             (buffers, _MAX_BUFFERS, "buffers of an operation"),
             (max(map(len, lists), default=0), _MAX_IDS, "channels, buffers or semaphores in a list"),
+            (max((op.get("barrier_id", 0) + 1 for op in ops), default=0), _MAX_BARRIERS, "barriers"),
         ):
             if found > most:
                 raise FormatError(f"found {found} {what}; expected at most {most}", where=where)
@@ -111,10 +120,8 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
             said = f"found operation {unknown!r}, which cannot be checked here"
             known = ", ".join(OPERATIONS)
             raise FormatError(f"{said}; run the plan with MSCCL++, or use only {known}", where=where)
-        shared = next((op for op in ops if op.get("tbg_info", {}).get("tbg_size", 1) > 1), None)
-        if shared is not None:
-            said = f"found operation {shared['name']!r}, which several threadblocks share (tbg_info)"
-            raise FormatError(f"{said}; such plans cannot be checked here; run it with MSCCL++", where=where)
+        if any(op["name"] == "pipeline" for each in ops for op in each.get("ops", ())):
+            raise FormatError("found a pipeline in a pipeline; expected operations", where=where)
         of_nic = next(
             (op for op in ops if op["name"] in _OF_THREADS and op.get("channel_type") == "port"), None
         )

@@ -275,16 +275,12 @@ def test_scratch_has_halves_for_packets_alone():
     ("spoil", "words"),
     [
         (lambda op: op.update(reduce_op="min"), "reduction 'min' of rres; expected sum"),
-        (
-            lambda op: op.update(tbg_info={"tb_id": 0, "tbg_size": 2}),
-            "'rres', which several threadblocks share",
-        ),
         (lambda op: op.update(channel_type="port"), "operation 'rres' over a port channel, which cannot be"),
         (lambda op: op.update(name="glres"), "found operation 'glres', which cannot be checked here"),
     ],
 )
 def test_other_operations_are_named(spoil, words):
-    """A plan with other sums, with operations of several threadblocks, or on NVLS is refused."""
+    """A plan with other sums, with copies of threads over ports, or on NVLS is refused."""
     plan = read_reduce_send()
     spoil(plan["gpus"][0]["threadblocks"][0]["ops"][3])
     with pytest.raises(FormatError, match=words):
