@@ -1,12 +1,13 @@
 """Symbolic execution and checks of MSCCL++ execution plans, by the rules of the MSCCL++ executor.
 
 This module shares no code with the conversion of programs to plans: it derives the outcome from the JSON
-alone. All threads of a threadblock copy and reduce together; they synchronise at ``nop`` and ``barrier``
-only, which joins several threadblocks of a rank. For signals, waits, semaphores and requests to a NIC, thread i handles the i-th id of the operation. Two threads are
-simulated: the first one, and one that stands for all others. A NIC processes the requests of its channel in
-order. Their completion is unknown until a ``flush``, or a signal sent over the same channel. The user of a
-rank accesses its buffers before the rank begins, and again when its threadblocks have ended. One run finds
-all unordered accesses, as for programs (`taccl.program.execution`).
+alone. All threads of a threadblock copy and reduce together; they synchronise at ``nop`` and at ``barrier``,
+which also joins several threadblocks of a rank. For signals, waits, semaphores and requests to a NIC, thread
+i handles the i-th id of the operation. Two threads are simulated: the first one, and one that stands for all
+others. A NIC processes the requests of its channel in order. Their completion is unknown until a ``flush``,
+or a signal sent over the same channel. The user of a rank accesses its buffers before the rank begins, and
+again when its threadblocks have ended. One run finds all unordered accesses, as for programs
+(`taccl.program.execution`).
 
 A relaxed signal orders no writes, but reads of other ranks' memory before it have ended. Operations that
 `taccl.formats.mscclpp.operations` does not list, and limits that a plan exceeds, raise an error.
