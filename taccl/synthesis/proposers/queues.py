@@ -47,7 +47,7 @@ _MOST_RUNS = 40
 #: Max runs of the kernel along trees, each with another order or other trees.
 _MOST_TREE_RUNS = 100
 #: Priority rules that are tried in turn along the same paths.
-PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
+PATH_RULES = ("in step", "latest start", "spread", "travel time", "in pairs")
 #: Number of orders of sends, with ties broken by different seeds, tried along the same trees.
 _TREE_ORDERS = 2
 #: Cost, in the search for trees, of each tick until a chunk reaches a rank; one value per search, in turn.
@@ -282,7 +282,7 @@ def send_once(
     signal = np.zeros(2, np.int64)
     under_way = counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending)
     with under_way, deadline.stopping(signal):
-        steps = _steps(fabric, demand) if rule == "in step" else None
+        steps = _steps(fabric, demand, rule) if rule in ("in step", "in pairs") else None
         hops = _make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
         if latest is not None and not signal[0]:
             jitter = np.random.default_rng(limits.seed).random(num_hops)
@@ -372,14 +372,15 @@ def _ports(fabric: Fabric) -> tuple[Ints, Ints]:
     return np.maximum(numbers, -1), port_of
 
 
-def _steps(fabric: Fabric, demand: Demand) -> Ints:
-    """Step of a pairwise exchange in which each chunk is sent: (target - origin) modulo the number of ranks.
+def _steps(fabric: Fabric, demand: Demand, rule: str = "in step") -> Ints:
+    """Step of a pairwise exchange in which each chunk is sent.
 
-    In step s, every rank sends to the rank s after it, so that no two ranks send to the same one.
+    In step s, every rank sends to the rank s after it; by the rule "in pairs", ranks whose numbers differ in
+    the bits of s send to each other. No two ranks send to the same one in a step.
     """
     assert demand.target is not None, "chunks go to one rank each"
-    ahead = demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]
-    steps: Ints = ahead % fabric.num_ranks
+    origin, target = demand.origin[demand.origin_of[:-1]], demand.target.astype(np.int64)
+    steps: Ints = target ^ origin if rule == "in pairs" else (target - origin) % fabric.num_ranks
     return steps
 
 

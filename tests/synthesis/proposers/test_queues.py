@@ -280,6 +280,12 @@ def test_ranks_serve_others_in_step():
     assert found.finish_us == 480.0
 
 
+def test_ranks_exchange_in_pairs():
+    """On two DGX-2 no NIC, which two GPUs share, idles between sends: the alltoall meets its bound."""
+    problem = make_problem(topologies.dgx2(2), "alltoall", chunk_bytes=MB)
+    assert schedule_large(problem, num_runs=len(queues.PATH_RULES)).finish_us == 3362.6
+
+
 @pytest.mark.slow
 def test_what_is_broken_off_is_sent_at_once(monkeypatch):
     """If queueing along routes is interrupted, the routes still give a valid schedule."""
