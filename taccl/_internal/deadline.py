@@ -42,7 +42,7 @@ def busy_factor() -> float:
     On Linux, the factor follows from the run time and the waiting time of the calling thread since the last
     evaluation. Elsewhere the load average of the last minute is used, or 1 if there is none.
     """
-    times = _run_times()
+    times = run_times()
     if times is None:
         return _load_factor()
     ran_ns, waited_ns = times
@@ -81,18 +81,7 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def process_began_s() -> float:
-    """Approximate start of this program on the clock of `time.monotonic`: now minus run and waiting time.
-
-    The kernel's start time of the process is not used, as it may be that of a shell that replaced itself by
-    this program (``exec``).
-    """
-    now_s = time.monotonic()
-    times = _run_times()
-    return now_s - (time.process_time() if times is None else sum(times) / 1e9)
-
-
-def _run_times() -> tuple[int, int] | None:
+def run_times() -> tuple[int, int] | None:
     """(run time, waiting time) of this thread in ns; None if the system does not report them."""
     try:
         with open(_RUN_TIMES, encoding="ascii") as file:

@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from taccl._internal.deadline import await_left_behind, process_began_s, signals_to
+from taccl._internal.deadline import await_left_behind, signals_to
 from taccl._internal.garbage import COLLECT_EVERY
+from taccl._internal.program_start import process_began_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:

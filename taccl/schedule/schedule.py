@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 18
 #: Rows per block in `bare_digest`; another number would change the digests of all large schedules.
 _DIGEST_BLOCK = 1 << 20
+#: Transfers per block of contributions in `Schedule.digest` (about 1 MB of text).
+_DIGEST_ROWS = 1 << 12
 #: Max transfers of a schedule whose digest always covers all columns (see `Schedule.is_bare`).
 MANY = 300_000
 #: Approximate peak memory in bytes per transfer for work on full columns.
@@ -269,9 +271,12 @@ class Schedule(Figures):
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
         state.update(np.packbits(self.reduce).tobytes())
         if self.carries is not None:
-            texts = [repr(ranks) for ranks in self.sums]  # the text of `repr(self.contributions)`
-            every = ", ".join([texts[number] for number in self.carries.tolist()])
-            state.update(f"[{every}]".encode())
+            texts = [repr(ranks).encode() for ranks in self.sums]  # the text of `repr(self.contributions)`
+            numbers = self.carries.tolist()
+            for first in range(0, len(numbers), _DIGEST_ROWS):
+                block = [texts[number] for number in numbers[first : first + _DIGEST_ROWS]]
+                state.update((b", " if first else b"[") + b", ".join(block))
+            state.update(b"]" if numbers else b"[]")
         return state.hexdigest()
 
     def __eq__(self, other: object) -> bool:

@@ -157,6 +157,7 @@ class Options:
     - `idle_share`: Share of its elapsed time that improvement may last without progress; None for no limit.
     - `start`: Verified schedule of the problem to start from, in its own chunks; None for no such schedule.
     - `began_s`, `ends_s`: Start and time limit of the synthesis on the clock of `time.monotonic`.
+    - `delay_s`: Seconds before the start for which a busy machine delayed the program.
     """
 
     backend: str = "auto"
@@ -176,6 +177,7 @@ class Options:
     start: Schedule | None = None
     began_s: float = field(default_factory=lambda: time.monotonic())
     ends_s: float = math.inf
+    delay_s: float = 0.0
 
     @property
     def keeps_sends(self) -> bool:

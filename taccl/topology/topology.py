@@ -207,6 +207,11 @@ class Topology:
     def to_dict(self) -> dict[str, Any]:
         """The topology as plain values; fractions as text."""
         costs = {"protocol": self.protocol, "launch_us": str(self.launch_us)}
+        texts: dict[int, str] = {}  # many links and holds share their fractions
+
+        def text(value: Fraction) -> str:
+            return texts.get(id(value)) or texts.setdefault(id(value), str(value))
+
         return {
             **{name: getattr(self, name) for name in WORDS},
             **(costs if self.protocol or self.launch_us else {}),
@@ -216,16 +221,16 @@ class Topology:
                 {
                     "srcs": list(link.srcs),
                     "dsts": list(link.dsts),
-                    "alpha_us": str(link.alpha_us),
-                    "beta_us_per_mb": str(link.beta_us_per_mb),
+                    "alpha_us": text(link.alpha_us),
+                    "beta_us_per_mb": text(link.beta_us_per_mb),
                     "name": link.name,
                 }
                 for link in self.links
             ],
             "resources": [resource.name for resource in self.resources],
             "holds": [
-                [hold.link, hold.resource, str(hold.alpha_us), str(hold.beta_us_per_mb), hold.side]
-                for hold in self.holds
+                [link, resource, text(alpha_us), text(beta_us_per_mb), side]
+                for link, resource, alpha_us, beta_us_per_mb, side in self.holds
             ],
             "switches": [plain_fields(switch) for switch in self.switches],
         }

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from taccl._internal import deadline
+from taccl._internal import deadline, program_start
 
 
 @pytest.fixture
@@ -54,11 +54,20 @@ def test_without_run_times_the_load_of_the_machine_counts(tmp_path, monkeypatch)
 def test_a_program_began_before_it_ran_and_waited(run_times):
     """A program that ran for 0.1 s and waited for 300 s started 300.1 s ago."""
     run_times(0.1, 300.0)
-    assert time.monotonic() - deadline.process_began_s() == pytest.approx(300.1, abs=5)
+    assert time.monotonic() - program_start.process_began_s() == pytest.approx(300.1, abs=5)
 
 
 def test_without_run_times_a_program_began_its_cpu_time_ago(tmp_path, monkeypatch):
     """Without the kernel's run times, a program that has used 200 s of CPU is assumed to be 200 s old."""
     monkeypatch.setattr(deadline, "_RUN_TIMES", str(tmp_path / "none"))
     monkeypatch.setattr("time.process_time", lambda: 200.0)
-    assert time.monotonic() - deadline.process_began_s() == pytest.approx(200.0, abs=5)
+    assert time.monotonic() - program_start.process_began_s() == pytest.approx(200.0, abs=5)
+
+
+@pytest.mark.parametrize(("waited_s", "began_ago_s", "delay_s"), [(3, 8, 3), (300, 0, 0), (0, 5, 0)])
+def test_a_start_is_delayed_while_its_thread_waits_for_a_core(run_times, waited_s, began_ago_s, delay_s):
+    """Only waiting since the start counts, so that a long-lived program has no delay."""
+    run_times(1.0, waited_s)
+    with program_start.delayed(time.monotonic() - began_ago_s):
+        assert program_start.delay_s() == pytest.approx(delay_s, abs=0.1)
+    assert program_start.delay_s() == 0

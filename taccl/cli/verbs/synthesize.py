@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import taccl
 from taccl._internal.names import shown, table
+from taccl._internal.program_start import delayed
 from taccl._internal.units import format_count, format_gap, format_size, format_us
 from taccl.cli.options import (
     LEAST_S,
@@ -113,7 +114,7 @@ def run(options: argparse.Namespace) -> Answer:
     known = options.parameters
     parameters = taccl.SearchParameters.load(known) if known else taccl.SearchParameters()
     left_s = options.deadline.left_s - _REST_SHARE * options.time_limit
-    with progress_shown(wanted=not options.log) as progress:
+    with progress_shown(wanted=not options.log) as progress, delayed(options.began_s):
         result = taccl.synthesize(
             problem, **picked(options, "backend", "policy", "threads", "seed", "log", "in_network"),
             sketch="none" if options.no_sketch else "auto", time_limit_s=max(LEAST_S, left_s),

@@ -50,9 +50,6 @@ _LEAST_CUT_S = 0.3
 #: `_BUILD_SHARE`: share of the other time for building; less than 1, as the load of a machine varies.
 _HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 4e-6, 0.7, 0.6, 0.6
 
-#: After the time limit, a schedule that takes at most this multiple of its estimate is good enough.
-_AS_ESTIMATED = 1.05
-
 #: `_CUT_TRANSFERS`: max transfers of a baseline that is tried in finer chunks, as many as recursive doubling
 #: of 64 chunks on 64 ranks has.
 #: `_MERGED_TRANSFERS`: max transfers of a baseline that usually gains, if messages may merge (0.1 s of CPU).
@@ -175,9 +172,9 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
 
 
 def _is_as_estimated(problem: Problem, estimate_us: float, limit: Deadline) -> bool:
-    """True if baselines have completed a schedule about as early as estimated, or a limit has passed."""
+    """True if baselines have completed a schedule as early as estimated, or a limit has passed."""
     found = soonest_so_far(problem)
-    return limit.has_passed or (bool(found) and found[0].finish_us <= _AS_ESTIMATED * estimate_us < math.inf)
+    return limit.has_passed or (bool(found) and found[0].finish_us <= estimate_us < math.inf)
 
 
 def offer_cut_again(search: Search, until: Deadline) -> Search | None:

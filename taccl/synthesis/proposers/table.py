@@ -157,8 +157,6 @@ def _is_late(search: Search) -> bool:
 
 
 def _first_baselines(search: Search) -> None:
-    if _is_late(search):
-        return
     if not competes(search):
         search.notes.append(f"time was short for {search.backend} alone, so baselines came first")
     offer_first(search)
@@ -433,10 +431,11 @@ def propose_first(search: Search) -> None:
     """Run the proposers before the search: baselines, then a bound and spanning trees.
 
     On a busy machine, baselines may exceed the time limit (`_most_late_s`), until they have had the CPU time
-    that the limit allows on an idle machine.
+    that the limit allows on an idle machine. A delayed start of the program counts (`Options.delay_s`).
     """
     options = search.options
-    late_s = min(_most_late_s(search), (busy_factor() - 1) * (options.ends_s - options.began_s))
+    limit_s = options.ends_s - options.began_s
+    late_s = min(_most_late_s(search), busy_factor() * (limit_s + options.delay_s) - limit_s)
     with search.postponed(late_s):
         run(search, FIRST)
     for other in search.others:  # made under the postponed deadline
