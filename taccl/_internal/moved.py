@@ -50,7 +50,7 @@ _MOVED = {
     "taccl.measure.pair_channels": "taccl.measure.channels",
     "taccl.measure.ranges": "taccl.measure.estimate",
     "taccl.measure.run_reports": "taccl.measure.json_logs",
-    "taccl.placement.tuner": "taccl.placement.files",
+    "taccl.placement.tuner": "taccl.placement.nccl_table",
     "taccl.plot.layout": "taccl.plot.topology",
     "taccl.plot.profile": "taccl.plot.comparison",
     "taccl.program.runtimes": "taccl.program.limits",
@@ -72,7 +72,8 @@ _NAMES = {
     "taccl.baselines.routes": {"Routes": ("taccl.baselines.routes", "ShortestRoutes")},
     "taccl.placement.files": {
         name: ("taccl.placement.launchers", name) for name in ("hostfile", "rankfile", "read_hosts")
-    },
+    }
+    | {"nccl_tuner": ("taccl.placement.nccl_table", "nccl_tuner")},
     "taccl.problem.alltoallv": {"load_sizes": ("taccl.problem.byte_matrices", "load_sizes")},
     "taccl.problem.collective": {"together": ("taccl.problem.custom_collectives", "together")},
     "taccl.problem.problem": {"make_problem": ("taccl.problem.making", "make_problem")},

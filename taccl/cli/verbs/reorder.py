@@ -242,6 +242,7 @@ def _start(
 ) -> list[str]:
     """Commands that start ranks with the host file or the rank file; adds caveats of all files to `notes`."""
     from taccl.placement.launchers import caveats, command
+    from taccl.topology.models import library_name
 
     start = []
     if options.hostfile is not None:
@@ -254,17 +255,19 @@ def _start(
             "Open MPI ignores --bind-to for rank files; --hostfile with --launcher openmpi keeps its binding"
         )
     if options.nccl_tuner is not None:
-        path = shlex.quote(str(options.nccl_tuner))
-        notes.append(
-            f"NCCL's example plugin reads NCCL_TUNER_CONFIG_FILE={path}; also set NCCL_ALLGATHERV_ENABLE=0, "
-            "else broadcasts of NCCL 2.29 use channels that do not exist"
-        )
+        library, path = library_name(found.topology), shlex.quote(str(options.nccl_tuner))
+        said = f"{library}'s example plugin reads NCCL_TUNER_CONFIG_FILE={path}"
+        if library == "NCCL":
+            said += (
+                "; set NCCL_ALLGATHERV_ENABLE=0, as broadcasts of NCCL 2.29 use missing channels without it"
+            )
+        notes.append(said)
     return start
 
 
 def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> dict[str, str]:
     """{path: content} of the files for launchers and libraries that the options request."""
-    from taccl.placement import files, launchers
+    from taccl.placement import files, launchers, nccl_table
 
     def choices(library: str) -> Any:
         return files.choose(found.hosts, options.collective, library=library, order=found.order)
@@ -275,7 +278,7 @@ def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namesp
         "rankfile": lambda: launchers.rankfile(found, hosts),
         "openmpi_rules": lambda: files.openmpi_rules(choices("openmpi"), count),
         "mpich_selection": lambda: files.mpich_selection(choices("mpich"), count, base=options.mpich_base),
-        "nccl_tuner": lambda: files.nccl_tuner(found.topology, found.order, num_nodes=num_servers),
+        "nccl_tuner": lambda: nccl_table.nccl_tuner(found.topology, found.order, num_nodes=num_servers),
     }
     paths = {name: getattr(options, name) for name in writers}
     return {path: writers[name]() for name, path in paths.items() if path is not None}

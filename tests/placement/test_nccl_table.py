@@ -11,7 +11,7 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.placement.files import nccl_tuner
+from taccl.placement.nccl_table import nccl_tuner
 from taccl.topology.registry import parse
 from tests.fuzzing import thinned
 
@@ -269,3 +269,11 @@ def test_channels_that_nccl_does_not_limit_are_few(plugin, table):
 def test_the_table_names_the_variable_that_limits_channels_of_broadcasts(table):
     """The file says to set NCCL_ALLGATHERV_ENABLE=0: broadcasts of NCCL 2.29 do not limit their channels."""
     assert "\n# NCCL 2.29 and later also need NCCL_ALLGATHERV_ENABLE=0" in table
+
+
+def test_rules_for_amd_have_as_many_channels_as_rccl_builds():
+    """RCCL builds up to 112 channels, so a limit of 64 would slow rings; NCCL's variable is not its own."""
+    text = nccl_tuner(taccl.topologies.parse("mi300x"))
+    rules = [line.split(",") for line in text.splitlines() if not line.startswith("#")]
+    assert {rule[5] for rule in rules if rule[3] in ("ring", "tree", "pat")} == {"112"}
+    assert "ALLGATHERV" not in text
