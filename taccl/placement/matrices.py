@@ -6,11 +6,13 @@ import csv
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.arguments import Number
 from taccl._internal.file_kinds import unquoted
@@ -46,6 +48,8 @@ _HEADING = re.compile(
 )
 #: Line of p2pBandwidthLatencyTest on a pair without peer access.
 _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
+#: Ratio of rates through host memory to direct ones above which pairs are reported; our choice.
+_FASTER = 1.1
 #: Line in which nvbandwidth, if run as several processes, names the host of one process.
 _PROCESS = re.compile(r"\s*Process\s+\d+\s+\(([^)\s]{1,255})\):\s+device\s")
 #: Line above a one-way matrix of nvbandwidth, with the direction of the data.
@@ -244,11 +248,28 @@ def _of_p2p(lines: Sequence[str], where: str) -> Probe:
     elif any(map(_NO_ACCESS.match, lines)):
         assumed.append("copies between GPUs that cannot access each other pass through host memory")
     tables = {kind: table.values / (1 + is_sum[kind]) for kind, (_, table) in found.items()}
+    through_host = [at for at, head in heads if head[0].lower().startswith("unidirectional p2p=disabled")]
+    if through_host and "bandwidth" in found and "=disabled" not in found["bandwidth"][0].lower():
+        with suppress(FormatError):  # the matrix is only compared
+            assumed += _faster_through_host(
+                tables["bandwidth"], _printed(lines, through_host[0], where).values
+            )
     _, last = next(reversed(found.values()))
     return Probe(
         tuple(f"GPU {i}" for i in last.names), tables.get("latency"), tables.get("bandwidth"),
         assumed=tuple(assumed), gpus=_models(last, lines),
     )  # fmt: skip
+
+
+def _faster_through_host(direct: NDArray[np.float64], through_host: NDArray[np.float64]) -> list[str]:
+    """Assumption on pairs whose copies through host memory are faster than direct ones; empty without."""
+    if direct.shape != through_host.shape:
+        return []
+    gain = np.where(np.eye(len(direct), dtype=bool), 0, through_host / direct)
+    worst = np.unravel_index(np.argmax(gain), gain.shape)
+    num = int((gain > _FASTER).sum())
+    said = f"copies through host memory are faster ({through_host[worst]:.3g} for {direct[worst]:.3g} GB/s)"
+    return [f"{said} in {num} of {gain.size - len(gain)} directed pairs, and not used"] if num else []
 
 
 def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:

@@ -590,6 +590,16 @@ class TestMatrices:
         assert "bandwidth is that of 'Unidirectional P2P=Enabled Bandwidth (P2P Writes)" in probe.assumed[0]
         assert "copies between GPUs that cannot access each other" in probe.assumed[-1]
 
+    def test_faster_copies_through_host_memory_are_named(self, tmp_path):
+        """If direct copies are slower than those through host memory, an assumption says so."""
+        path = tmp_path / "p2p.txt"
+        path.write_text(
+            "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n   D\\D 0 1\n 0 900 22\n 1 10 900\n"
+            "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D 0 1\n 0 900 10\n 1 10 900\n"
+        )
+        said = "copies through host memory are faster (22 for 10 GB/s) in 1 of 2 directed pairs, and not used"
+        assert load_probe(path).assumed[-1] == said
+
     def test_cuda_sample_without_peer_access(self, tmp_path):
         """Rates with P2P disabled are read only if there are no others, and the assumptions name them."""
         path = tmp_path / "p2p.txt"
