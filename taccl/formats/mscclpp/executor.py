@@ -85,7 +85,7 @@ class _PlanRun(PlanState):
         self.actions = {
             "nop": self._nop, "barrier": self._pass_barrier,
             **dict.fromkeys(("put", "pws", "pwsf"), self._put),
-            "ppkt": self._put_packets, "signal": self._signal,
+            "ppkt": self._put_packets, "get": self._get, "signal": self._signal,
             "wait": self._wait, "flush": self._flush, "sem_acquire": self._wait,
             "sem_release": self._release, "rlxsignal": self._signal, "rlxwait": self._wait,
             **dict.fromkeys(FLOWS, self._combine),
@@ -233,6 +233,13 @@ class _PlanRun(PlanState):
         self._signal(r, t, op)
         if op["name"] == "pwsf":
             self._flush(r, t, op)
+
+    def _get(self, r: int, t: int, op: Op) -> None:
+        """Copy from another rank; the executor of MSCCL++ 0.9 takes each of the two indices for the other."""
+        for src, dst in zip(op["src_buff"], op["dst_buff"], strict=True):
+            reads = self._at_peer(r, t, "memory", src | {"index": dst["index"]})
+            targets = self._own(r, dst | {"index": src["index"], "size": src["size"]})
+            self._write(r, t, [self._content(place) for place in reads], reads, targets, op)
 
     def _write(
         self,

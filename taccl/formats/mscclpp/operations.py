@@ -42,11 +42,11 @@ FLOWS = {
 }
 #: Operations that the simulated executor supports.
 OPERATIONS = (
-    "nop", "barrier", "put", "pws", "pwsf", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait", "flush",
-    "sem_acquire", "sem_release", "pipeline",
+    "nop", "barrier", "get", "put", "pws", "pwsf", "ppkt", *FLOWS, "signal", "wait", "rlxsignal", "rlxwait",
+    "flush", "sem_acquire", "sem_release", "pipeline",
 )  # fmt: skip
 #: Operations that can be checked only over memory channels, where threads copy, not over ports of NICs.
-_OF_THREADS = tuple(name for name in FLOWS if name != "rppkt")
+_OF_THREADS = ("get", *(name for name in FLOWS if name != "rppkt"))
 #: {operation on packets: number of its leading sources that are not packets}.
 FIRST_PACKET = {name: int(flow.source != "packets") for name, flow in FLOWS.items() if "packets" in flow[:2]}
 #: Errors for scratch that cannot be checked: `FIXED`: the executor leaves data other than packets of other

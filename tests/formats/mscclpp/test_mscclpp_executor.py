@@ -133,8 +133,8 @@ def test_a_superfluous_signal_is_found():
         (lambda plan: plan["gpus"].reverse(), "expected them in order"),
         (lambda plan: plan["gpus"][0].update(input_chunks=0), "at least one each"),
         (
-            lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].append({"name": "get"}),
-            "found operation 'get'",
+            lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].append({"name": "gstore"}),
+            "found operation 'gstore'",
         ),
         (lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].extend([{"name": "nop"}] * 65), "at most 64"),
         (lambda plan: plan["gpus"][0]["threadblocks"][0].update(id=7), "found id 7"),

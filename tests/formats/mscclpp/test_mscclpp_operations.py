@@ -89,6 +89,15 @@ def reduce_send():
     return plan
 
 
+def gather():
+    """Allgather in which each rank gets the chunk of the other one."""
+    return plan_of(
+        "allgather",
+        lambda r: [[*BEGIN, op("get", [there(1 - r)], [own("o", 1 - r)]), *END]],
+        "o", inputs=1,
+    )  # fmt: skip
+
+
 def read_reduce():
     """Reduce-scatter in which each rank reads the other's contribution."""
     return plan_of(
@@ -143,6 +152,7 @@ def forward_packets():
 
 PLANS = {
     "rres": read_reduce_send, "res": reduce_send, "rre": read_reduce, "respkt": reduce_send_packets,
+    "get": gather,
     "recpkt": reduce_copy_packets, "recspkt": lambda: reduce_copy_packets("recspkt"), "rppkt": forward_packets,
     "cpkt": forward_packets,
 }  # fmt: skip
@@ -284,6 +294,15 @@ def test_other_operations_are_named(spoil, words):
     plan = read_reduce_send()
     spoil(plan["gpus"][0]["threadblocks"][0]["ops"][3])
     with pytest.raises(FormatError, match=words):
+        run_plan(plan)
+
+
+def test_a_get_between_unlike_chunks_is_wrong():
+    """The executor takes the index of a get's source for its destination, and the reverse."""
+    plan = gather()
+    for r, gpu in enumerate(plan["gpus"]):
+        gpu["threadblocks"][0]["ops"][3]["dst_buff"][0]["index"] = r
+    with pytest.raises(VerificationError, match="race|output: 1 chunk of gpu 0 wrong"):
         run_plan(plan)
 
 
