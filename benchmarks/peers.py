@@ -22,7 +22,6 @@ Examples
 from __future__ import annotations
 
 import csv
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ import numpy as np
 import taccl
 from benchmarks.cases import MB, data_folder
 from benchmarks.peer_graphs import GRAPHS, bfb, multicommodity
-from benchmarks.report import parser_of, shown, summed_up, wanted
+from benchmarks.report import parser_of, shown, summed_up, wanted, with_stored
 from taccl._internal.units import format_size
 from taccl.solvers.registry import package_versions
 from taccl.synthesis.proposers.compiling import compile_kernels
@@ -253,9 +252,8 @@ def main() -> int:
         ),
         head="(times in us)",
     )
-    if (options.only or options.stored) and options.output is not None and options.output.exists():
-        stored = {row["name"]: row for row in json.loads(options.output.read_text())["rows"]}
-        stored |= {row["name"]: row for row in rows}
+    if options.only or options.stored:
+        stored = {row["name"]: row for row in with_stored(options.output, rows, "name")}
         rows = [stored[each.name] for each in chosen if each.name in stored]
     return summed_up(options.output, {"rows": rows}, versions=package_versions(), limit_s=options.limit)
 

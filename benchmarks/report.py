@@ -90,6 +90,13 @@ def summed_up(output: Path | None, results: Mapping[str, Sequence[Row]], **facts
     return int(misses > 0)
 
 
+def with_stored(output: Path | None, rows: Sequence[Row], *keys: str) -> list[Row]:
+    """Rows of a results file, of which new rows replace those with the same values for `keys`."""
+    is_stored = output is not None and output.exists()
+    stored: list[Row] = json.loads(output.read_text())["rows"] if is_stored and output is not None else []
+    return [*{tuple(row.get(key) for key in keys): row for row in (*stored, *rows)}.values()]
+
+
 def keep(output: Path, contents: Mapping[str, Any]) -> None:
     """Write results to a JSON file, with the command and the machine."""
     command = " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
