@@ -189,6 +189,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=names, help="default: not large")
     parser.add_argument("--collective", choices=sorted({c.collective for c in CASES}))
     parser.add_argument("--all", action="store_true", help="the large cases too")
+    parser.add_argument("--stored", action="store_true", help="run nothing: the table of stored rows")
     parser.add_argument("--seed", type=int, action="append", help="again for a row of each; default: 0")
     parser.add_argument("--no-target", action="store_true", help="do not stop at a case's ratio")
     parser.add_argument("--plot", type=Path, help="an SVG file for a plot of the growth, of the meshes")
@@ -203,7 +204,8 @@ def main() -> int:
             row = run_case(case, case.topology, seed=seed, has_target=not options.no_target)
         print(json.dumps(row))
         return 0
-    rows = shown(_COLUMNS, _runs(options), lambda row: "" if row["verified"] else "INVALID")
+    runs = () if options.stored else _runs(options)
+    rows = shown(_COLUMNS, runs, lambda row: "" if row["verified"] else "INVALID")
     growth = growth_exponents(rows)
     if growth:
         print("\nmeshes: " + ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in growth.items()))
