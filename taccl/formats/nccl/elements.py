@@ -13,15 +13,14 @@ from fractions import Fraction
 
 from taccl._internal.arguments import quoted
 from taccl._internal.names import first_of
-from taccl.formats.nccl.pcie import Nic, PcieServer
+from taccl.formats.nccl.pcie import LANE_GB_PER_S, LANES, Nic, PcieServer
 from taccl.formats.xml_elements import XmlElement
 from taccl.topology.parts import beta_of_bandwidth
 
 #: Max devices of a file; NCCL itself reads at most 256 XML elements.
 _MAX_DEVICES = 1024
-#: {GT/s of a PCIe link: rate of a lane in units of 100 Mbit/s}; a link has lanes * units / 80 GB/s.
-_PCIE_UNITS = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
-_PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
+#: GT/s of a PCIe lane if the file lacks them.
+_SPEED_UNKNOWN = "8"
 #: Max lanes of a PCIe link.
 _MOST_LANES = 32
 _SPEED = re.compile(r"^(\d{1,3}?)(?:\.0+|(\.5))? ?GT/s")
@@ -34,7 +33,7 @@ GPU_CLASSES = ("0x03", "0x1200")
 #: {XML element for links between GPUs: name of the links}.
 FABRICS = {"nvlink": "NVLink", "xgmi": "xGMI"}
 #: Beta in us per MB of two lanes of PCIe 1; virtual machines report rates this low for faster bridges.
-_VIRTUAL_BETA = beta_of_bandwidth(Fraction(2 * 15, 80))
+_VIRTUAL_BETA = beta_of_bandwidth(2 * LANE_GB_PER_S["2.5"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +324,9 @@ class System:
         if lanes > _MOST_LANES:  # virtual machines report 63 or 255 for an unknown width
             lanes = 0
         match = _SPEED.match(pci.attributes.get("link_speed", "").strip())
-        units = _PCIE_UNITS.get(match[1] + (match[2] or "")) if match else None
-        rate = Fraction((lanes or _LANES_UNKNOWN) * (units or _PCIE_UNITS_UNKNOWN), 80)
-        return beta_of_bandwidth(rate), bool(lanes and units)
+        lane = LANE_GB_PER_S.get(match[1] + (match[2] or "")) if match else None
+        rate = (lanes or LANES) * (lane or LANE_GB_PER_S[_SPEED_UNKNOWN])
+        return beta_of_bandwidth(rate), bool(lanes and lane)
 
     def _settle_pcie(self) -> None:
         """Set the PCIe rates that the file lacks, each at least as fast as the fastest NIC.

@@ -21,7 +21,7 @@ from taccl._internal.names import first_of, in_runs
 from taccl._internal.reading import read_text
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.matrix import NVLINK, ONE_CPU, ONE_SWITCH, SWITCHES, Matrix, read_matrix
-from taccl.formats.nccl.pcie import Nic, PcieServer
+from taccl.formats.nccl.pcie import LANES, X16_GB_PER_S, Nic, PcieServer
 from taccl.formats.nccl.server import PcieUse, Wiring, build_servers, pairs_by_pcie, stated_alpha
 from taccl.topology.boards import SLOT_GB_PER_S, Board, boards_in, common_board
 from taccl.topology.parts import beta_of_bandwidth
@@ -41,8 +41,6 @@ _MOST_NVLINKS = 18
 #: (max NVLinks of a GPU, its assumed PCIe generation): P100 and V100 have 4 to 6 NVLinks, A100 has 12, H100
 #: and B200 have 18.
 _PCIE_BY_NVLINKS = ((6, 3), (12, 4), (_MOST_NVLINKS, 5))
-#: {PCIe generation: GB/s of 16 lanes, by NCCL's constants}.
-_PCIE_GB_PER_S = {3: 12, 4: 24, 5: 48, 6: 96}
 
 
 @checked_as(TopologyError)
@@ -229,8 +227,9 @@ def _slot_guesses(
     slots = []
     for named in boards:
         generation = usual if named is None else named[1].pcie
-        rate = _PCIE_GB_PER_S[generation]
-        beta, why = beta_of_bandwidth(rate), f"{rate} GB/s for a PCIe link, 16 lanes of PCIe {generation}"
+        rate = X16_GB_PER_S[generation]
+        beta = beta_of_bandwidth(rate)
+        why = f"{rate} GB/s for a PCIe link, {LANES} lanes of PCIe {generation}"
         if named is not None:
             why += f", as of {named[0]}, which the file names"
         else:

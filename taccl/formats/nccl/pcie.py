@@ -17,8 +17,17 @@ from taccl.topology.topology import Side
 
 #: Rate limit on the path of a send: (name, beta in us per MB, side that holds it: "send" or "receive").
 PathLimit = tuple[str, Fraction, Side]
-#: Beta in us per MB of 16 lanes of PCIe 6 by NCCL's constants; no link is assumed to be faster.
-_FASTEST_PCIE = Fraction(1000, 96)
+#: {GT/s of a PCIe lane: its rate in GB/s each way, by NCCL's constants}.
+LANE_GB_PER_S = {
+    "2.5": Fraction(15, 80), "5": Fraction(30, 80), "8": Fraction(60, 80),
+    "16": Fraction(120, 80), "32": Fraction(240, 80), "64": Fraction(480, 80),
+}  # fmt: skip
+#: `LANES`: lanes of a PCIe link whose number is unknown.
+#: `X16_GB_PER_S`: {PCIe generation: rate in GB/s each way of this number of lanes}.
+LANES = 16
+X16_GB_PER_S = {3 + i: LANES * LANE_GB_PER_S[speed] for i, speed in enumerate(("8", "16", "32", "64"))}
+#: Beta in us per MB of the fastest PCIe link; no link is assumed to be faster.
+_FASTEST_PCIE = 1000 / X16_GB_PER_S[6]
 
 
 class Nic(NamedTuple):
