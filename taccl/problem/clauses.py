@@ -128,15 +128,17 @@ class Clause(NamedTuple):
             return {links[e]: frozenset(ranks[r] for r in of) for e, of in value.items()}
         return frozenset((links if self.shape == "links" else ranks)[each] for each in value)
 
-    def at_link(self, value: Any, link: int, ranks: Sequence[int]) -> Hashable:
-        """Part of a value that concerns one link, after a renumbering of ranks, in a hashable form."""
+    def at_links(self, value: Any, links: Sequence[int], ranks: Sequence[int]) -> list[Hashable]:
+        """Parts of a value that concern each link, after a renumbering of ranks, in a hashable form."""
         if self.shape == "links":
-            return value is None or link in value
-        if self.shape == "ranks-of-link":
-            return tuple(sorted({ranks[r] for r in value[link]})) if link in value else None
+            return [value is None or link in value for link in links]
+        if self.shape == "ranks-of-link":  # many links share a set of ranks
+            images = {of: tuple(sorted({ranks[r] for r in of})) for of in {*value.values()}}
+            return [images[value[link]] if link in value else None for link in links]
         if self.shape == "policies":
-            return tuple(sorted(each.policy for each in value if link in each.links))
-        return None
+            parts = [(each.policy, frozenset(each.links)) for each in value]
+            return [tuple(sorted(policy for policy, under in parts if link in under)) for link in links]
+        return [None] * len(links)
 
 
 #: {form of a clause's values: (function to plain data, function back from plain data)}.

@@ -211,9 +211,10 @@ def check_clauses(
     same = range(topology.num_ranks)
     for clause in clauses.said():
         value = getattr(clauses, clause.field)
-        for e in sorted(value) if clause.shape in ("links", "ranks-of-link") else ():
-            if clause.at_link(value, e, ranks) == clause.at_link(value, links[e], same):
-                continue
+        mine = sorted(value) if clause.shape in ("links", "ranks-of-link") else []
+        renamed = clause.at_links(value, mine, ranks)
+        images = clause.at_links(value, [links[e] for e in mine], same)
+        for e in (e for e, here, there in zip(mine, renamed, images, strict=True) if here != there):
             field, one, other = " or ".join(clause.said), str(topology.links[e]), topology.links[links[e]]
             told = f"whose {field} differ"
             if clause.shape == "links":

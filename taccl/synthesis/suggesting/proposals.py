@@ -311,11 +311,12 @@ def fitting_shifts(
 
     In the group that they generate, each symmetry but the identity moves every rank and every used resource.
     So the group has at most as many elements as there are ranks, and symmetric sends can be simultaneous.
-    Shifts within the longest blocks come first.
+    Shifts within the longest blocks come first. At the deadline, the shifts found so far are returned.
     """
     found: list[Shift] = []
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):
-        deadline.check()
+        if deadline.has_passed:
+            break
         generators = tuple(each.ranks(problem.topology.num_ranks) for each in (*found, shift))
         if not shift.repeats_one_of(found) and _reduces_problem(problem, generators):
             found.append(shift)

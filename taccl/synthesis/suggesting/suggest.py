@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import parse_size
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.verification.verify import verify
@@ -58,6 +58,11 @@ _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
 #: `_MOST_RANKED_HOPS`: max hops, after symmetry reduction, for list scheduling in Python, not compiled.
 #: `_RANKING_S`: max seconds of the list scheduler in Python for each phase of a candidate.
 _MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
+#: `_LATE_S`: CPU seconds to schedule a candidate in a hurry, which trials leave until there is a candidate.
+#: `_LATE_SHARE`: max share of the time left for it.
+#: `_GRACE_S`: CPU seconds after which a trial that does not end at its deadline is stopped.
+#: `_SHIFTS_SHARE`: max share of a trial's time to find its symmetries.
+_LATE_S, _LATE_SHARE, _GRACE_S, _SHIFTS_SHARE = 0.5, 0.4, 0.1, 0.4
 #: Max chunks in one send between nodes.
 _MOST_MERGED = 6
 
@@ -174,7 +179,9 @@ def suggest_for(
     first = cut(per_rank)
     check_reachable(first)
     shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
-    trials = _Trials(cut, shape, options, give_up.sooner(time_limit_s), give_up, is_patient)
+    late_s = min(busy_factor() * _LATE_S, _LATE_SHARE * give_up.left_s) if is_patient else 0.0
+    until, first_until = give_up.sooner(time_limit_s), give_up.later(-late_s)
+    trials = _Trials(cut, shape, options, until, first_until, give_up, is_patient)
     most_merged = min(first.clauses.max_merge, _MOST_MERGED)
     merges = (1,) if first.topology.num_nodes == 1 or most_merged == 1 else (1, most_merged)
     if shape.is_small(min(first.chunk_bytes)):
@@ -229,7 +236,9 @@ class _Trials:
 
     - `cut`: Function from a number of chunks per rank to the problem with this number.
     - `deadline`: Time at which trials are stopped once there is a candidate.
-    - `give_up`: Time at which trials are stopped while there is no candidate.
+    - `first`: Time at which trials are stopped while there is none. If one is then made in a hurry, time is
+      left for that.
+    - `give_up`: Time at which all ends.
     - `keeps`: True to keep the candidates so far at Ctrl-C.
     - `found`: Candidates so far.
     - `fitting`: {name of a plan: symmetries of a sketch with this plan}.
@@ -239,6 +248,7 @@ class _Trials:
     shape: SketchShape
     options: Options
     deadline: Deadline
+    first: Deadline
     give_up: Deadline
     keeps: bool
     found: list[_Candidate] = field(default_factory=list)
@@ -256,31 +266,32 @@ class _Trials:
         - `is_late`: True to ignore the time limit, to skip symmetries, and to use the compiled list scheduler
           first if it is compiled.
         """
-        # Until there is a candidate, trials may also use the time reserved for bounds.
-        until = NEVER if is_late else self.deadline if self.found else self.give_up
+        until = NEVER if is_late else self.deadline if self.found else self.first
         best_us = min((each.schedule.finish_us for each in self.found), default=None)
         self.options.observer.report(f"sketch {plan.name}, {per_rank} a rank", best_us)
         try:
             until.check()
-            if plan.name not in self.fitting:
-                shifts: Sequence[Shift] = () if is_late else self.shape.shifts
-                if shifts:
-                    _, plain = self.under(plan, max_merge, per_rank)
-                    shifts = fitting_shifts(plain, shifts, deadline=until)
-                self.fitting[plan.name] = tuple(shifts)
-            sketch, applied = self.under(plan, max_merge, per_rank, self.fitting[plan.name])
-            until.check()
-            # After the time limit, kernels are only used if they are compiled already, in one run.
-            quick = None
-            if is_late and are_kept(applied):
-                quick = compiled_schedule(applied, self.options, until, is_late=True)
-            schedule = quick or quick_schedule(applied, self.options, until)
+            with until.later(busy_factor() * _GRACE_S).enforced():
+                if plan.name not in self.fitting:
+                    shifts: Sequence[Shift] = () if is_late else self.shape.shifts
+                    if shifts:
+                        _, plain = self.under(plan, max_merge, per_rank)
+                        soon = until.sooner(_SHIFTS_SHARE * until.left_s)
+                        shifts = fitting_shifts(plain, shifts, deadline=soon)
+                    self.fitting[plan.name] = tuple(shifts)
+                sketch, applied = self.under(plan, max_merge, per_rank, self.fitting[plan.name])
+                until.check()
+                # After the time limit, kernels are only used if they are compiled already, in one run.
+                quick = None
+                if is_late and are_kept(applied):
+                    quick = compiled_schedule(applied, self.options, until, is_late=True)
+                schedule = quick or quick_schedule(applied, self.options, until)
+                if schedule is None:
+                    return math.inf
+                verify(schedule).raise_if_failed()
+                self.found.append(_Candidate(sketch, plan, schedule))
         except (SketchError, OutOfTime):  # no path for a chunk under this plan, or roots break the symmetry
             return math.inf
-        if schedule is None:
-            return math.inf
-        verify(schedule).raise_if_failed()
-        self.found.append(_Candidate(sketch, plan, schedule))
         return schedule.finish_us
 
     def under(

@@ -114,7 +114,8 @@ def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hash
 def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) -> list[tuple[int, Hashable]]:
     """[(link, name), ...] of allowed links; a name lists ends, costs and clauses, with ranks renamed."""
     topology, costs, clauses = problem.topology, problem.costs, problem.clauses
-    ends = topology.links
+    links, ends = sorted(problem.links_allowed), topology.links
+    parts = [each.at_links(getattr(clauses, each.field), links, ranks) for each in said]
     return [
         (
             e,
@@ -124,10 +125,10 @@ def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) 
                 topology.is_internode(e),
                 int(costs.link_alpha[e]),
                 int(costs.link_beta[e]),
-                tuple(each.at_link(getattr(clauses, each.field), e, ranks) for each in said),
+                *part,
             ),
         )
-        for e in sorted(problem.links_allowed)
+        for e, *part in zip(links, *parts, strict=True)
     ]
 
 

@@ -3,8 +3,15 @@
 import pytest
 
 import taccl
+from taccl._internal.deadline import Deadline
 from taccl.errors import TopologyError
-from taccl.synthesis.suggesting.proposals import Shift, find_shape, find_shifts, relay_plans
+from taccl.synthesis.suggesting.proposals import (
+    Shift,
+    find_shape,
+    find_shifts,
+    fitting_shifts,
+    relay_plans,
+)
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import linked
 
@@ -96,3 +103,11 @@ def test_nodes_of_different_sizes_are_refused():
     """Nodes of 2 and 1 ranks are refused, since a sketch names local ranks of every node."""
     with pytest.raises(TopologyError, match="uneven: found nodes of 1, 2 ranks"):
         find_shape(linked("uneven", (0, 0, 1), ((0, 1), (1, 2), (2, 0)), alpha_us=1, beta_us_per_mb=1))
+
+
+def test_fitting_symmetries_end_at_the_deadline():
+    """Once time is up, the symmetries found so far count."""
+    topology = taccl.topologies.ring(6)
+    problem = taccl.make_problem(topology, "allgather", size_bytes=6000)
+    assert fitting_shifts(problem, find_shifts(topology), deadline=Deadline.after(0)) == ()
+    assert fitting_shifts(problem, find_shifts(topology))
