@@ -59,7 +59,7 @@ _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
 #: `_RANKING_S`: max seconds of the list scheduler in Python for each phase of a candidate.
 _MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
 #: `_LATE_S`: CPU seconds to schedule a candidate in a hurry, which trials leave until there is a candidate.
-#: `_LATE_SHARE`: max share of the time left for it.
+#: `_LATE_SHARE`: max share of the time left for it on small problems; large ones may have all time for it.
 #: `_GRACE_S`: CPU seconds after which a trial that does not end at its deadline is stopped.
 #: `_SHIFTS_SHARE`: max share of a trial's time to find its symmetries.
 _LATE_S, _LATE_SHARE, _GRACE_S, _SHIFTS_SHARE = 0.5, 0.4, 0.1, 0.4
@@ -179,7 +179,9 @@ def suggest_for(
     first = cut(per_rank)
     check_reachable(first)
     shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
-    late_s = min(busy_factor() * _LATE_S, _LATE_SHARE * give_up.left_s) if is_patient else 0.0
+    late_s, most_late_s = busy_factor() * _LATE_S * is_patient, _LATE_SHARE * give_up.left_s
+    if late_s > most_late_s and effort(first) <= _MOST_RANKED_HOPS:
+        late_s = most_late_s  # small problems may have a candidate sooner
     until, first_until = give_up.sooner(time_limit_s), give_up.later(-late_s)
     trials = _Trials(cut, shape, options, until, first_until, give_up, is_patient)
     most_merged = min(first.clauses.max_merge, _MOST_MERGED)
