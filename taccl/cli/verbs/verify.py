@@ -127,13 +127,17 @@ def _program(file: str) -> Answer:
 def _plan(file: str) -> Answer:
     """Run an MSCCL++ plan by its executor's rules, and say if it can hang, race or give wrong results."""
     from taccl._internal.reading import parse_json, read_text
-    from taccl.formats.mscclpp.executor import verify_plan
+    from taccl.formats.mscclpp.executor import needs_flush, verify_plan
 
     plan = parse_json(read_text(file), source=file)
-    fault = ""
+    fault, notes = "", list[str]()
     judged = False
     try:
         judged = verify_plan(plan)
+        if needs_flush(plan):
+            notes.append(
+                "MSCCL++ up to 0.9.0 does not flush at pwsf, which this plan needs; use a later version"
+            )
     except FormatError as error:
         raise FormatError(error.message, where=file) from None
     except VerificationError as error:
@@ -152,9 +156,11 @@ def _plan(file: str) -> Answer:
         "num_ranks": len(plan["gpus"]),
         "outputs_checked": judged,
         "faults": [fault] if fault else [],
+        "notes": notes,
     }
     complaint = f"{shown(file)}: the plan has 1 fault" if fault else ""
-    return Answer("\n".join([head, *([f"  {fault}"] if fault else [])]), values, complaint)
+    lines = [head, *(f"  note: {note}" for note in notes), *([f"  {fault}"] if fault else [])]
+    return Answer("\n".join(lines), values, complaint)
 
 
 def _sizes_of(plan: Mapping[str, Any], file: str) -> str:

@@ -15,6 +15,7 @@ A relaxed signal orders no writes, but reads of other ranks' memory before it ha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -23,7 +24,7 @@ from typing import Any
 
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
-from taccl.formats.mscclpp.operations import FIRST_PACKET, FLOWS, SHARED, check_gpu
+from taccl.formats.mscclpp.operations import FIRST_PACKET, FLOWS, SHARED, check_gpu, flat_operations
 from taccl.formats.mscclpp.plan_state import Op, Place, PlanState, Reads
 from taccl.formats.mscclpp.slices import finer_plans
 from taccl.program.contents import Content, contents_of
@@ -392,3 +393,18 @@ def verify_plan(plan: Mapping[str, Any]) -> bool:
             with suppress(VerificationError):
                 return run_plan(plan, root=root)
         raise
+
+
+def needs_flush(plan: Mapping[str, Any]) -> bool:
+    """True if a correct plan has a fault without the flush of ``pwsf``, which MSCCL++ up to 0.9.0 omits."""
+    plain = json.loads(json.dumps(plan))
+    blocks = [block for gpu in plain["gpus"] for block in gpu["threadblocks"]]
+    flushing = [op for block in blocks for op in flat_operations(block["ops"]) if op["name"] == "pwsf"]
+    for op in flushing:
+        op["name"] = "pws"
+    try:
+        if flushing:
+            verify_plan(plain)
+    except VerificationError:
+        return True
+    return False

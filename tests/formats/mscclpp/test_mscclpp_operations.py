@@ -7,7 +7,7 @@ import pytest
 
 from taccl.cli import main
 from taccl.errors import FormatError, VerificationError
-from taccl.formats.mscclpp.executor import run_plan
+from taccl.formats.mscclpp.executor import needs_flush, run_plan
 
 
 def own(buffer, index):
@@ -218,6 +218,8 @@ def put_with_signal(name):
 def test_a_put_may_signal_and_flush():
     """`pwsf` is a put, a signal after its data, and a flush; without the flush, the NIC may read too late."""
     assert run_plan(put_with_signal("pwsf"))
+    assert needs_flush(put_with_signal("pwsf"))
+    assert not needs_flush(read_reduce_send())
     with pytest.raises(VerificationError, match=r"race: nothing orders the caller of gpu 0.*\(pws\)"):
         run_plan(put_with_signal("pws"))
     with pytest.raises(VerificationError, match="deadlock.*gpu 1, at operation 1"):
