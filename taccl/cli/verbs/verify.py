@@ -128,6 +128,7 @@ def _plan(file: str) -> Answer:
     """Run an MSCCL++ plan by its executor's rules, and say if it can hang, race or give wrong results."""
     from taccl._internal.reading import parse_json, read_text
     from taccl.formats.mscclpp.executor import needs_flush, verify_plan
+    from taccl.formats.mscclpp.operations import reused_scratch_bytes
 
     plan = parse_json(read_text(file), source=file)
     fault, notes = "", list[str]()
@@ -145,6 +146,12 @@ def _plan(file: str) -> Answer:
     ranks = format_count(len(plan["gpus"]), "rank")
     operations = sum(len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"])
     sizes = _sizes_of(plan, file)
+    most = reused_scratch_bytes(plan)
+    if not fault and most is not None and most < plan.get("max_message_size", 2**64 - 1):
+        said = (
+            f"with reuse_resources, chunks of messages above {format_limit(most)} overwrite others in scratch"
+        )
+        notes.append(f"{said}; set max_message_size")
     verdict = "1 fault" if fault else "ok" if judged else "ok, but outputs are not checked: custom collective"
     place = "in place" if plan["inplace"] else "out of place"
     steps = format_count(operations, "operation")

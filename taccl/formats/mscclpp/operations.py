@@ -65,6 +65,8 @@ SHARED = (
 _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS, _MAX_BARRIERS = 64, 16, 8, 10, 16
 
 
+#: Bytes of scratch that plans with ``reuse_resources`` share (``PREDFINED_SCRATCH_SIZE``).
+_REUSED_SCRATCH_BYTES = 1 << 26
 #: {name of a collective in plans: collective that defines the outputs to check}.
 _KINDS = {
     "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
@@ -132,3 +134,21 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
         if other is not None:
             said = f"found the reduction {quoted(other['reduce_op'])} of {other['name']}"
             raise FormatError(f"{said}; expected sum, which alone can be checked here", where=where)
+
+
+def reused_scratch_bytes(plan: Mapping[str, Any]) -> int | None:
+    """Max message size whose chunks fit into the scratch of a plan with ``reuse_resources``; None if any.
+
+    The executor cuts scratch of fixed size into slots, one for each chunk. Larger chunks are written past
+    their slots, except in pipelines.
+    """
+    if not plan.get("reuse_resources"):
+        return None
+    half = _REUSED_SCRATCH_BYTES // (2 if plan.get("use_double_scratch_buffer") else 1)
+    fits = [
+        half // gpu["scratch_chunks"]
+        * gpu["output_chunks" if plan["collective"] == "allgather" else "input_chunks"]
+        for gpu in plan["gpus"]
+        if gpu["scratch_chunks"]
+    ]  # fmt: skip
+    return min(fits, default=None)

@@ -343,3 +343,14 @@ def test_the_sizes_of_a_plan_are_told(tmp_path, capsys, limits, code, said):
     path.write_text(json.dumps(read_reduce_send() | {"name": "mine"} | limits))
     assert main(["verify", str(path)]) == code
     assert said in "".join(capsys.readouterr())
+
+
+def test_sizes_whose_chunks_exceed_reused_scratch_are_told(tmp_path, capsys):
+    """With `reuse_resources` two slots of scratch have 32 MiB each, so messages of two chunks have up to 64 MiB."""
+    path = tmp_path / "plan.json"
+    said = "messages above 64MiB overwrite others in scratch; set max_message_size"
+    for most, is_told in ((2**64 - 1, True), (2**26, False)):
+        plan = reduce_send() | {"name": "mine", "reuse_resources": True, "max_message_size": most}
+        path.write_text(json.dumps(plan))
+        assert main(["verify", str(path)]) == 0
+        assert (said in capsys.readouterr().out) == is_told
