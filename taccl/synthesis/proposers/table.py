@@ -50,6 +50,7 @@ from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
+from taccl.synthesis.suggesting.chunks import offer_nearby
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.switches import by_switches
@@ -370,6 +371,7 @@ THIRD: tuple[Turn, ...] = (Turn(_TREES, _may_grow_trees_later, no_time, improves
 LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
 #: Proposers in other chunks than the search's, even if its schedule is optimal for these.
 LAST_OF_OTHERS: tuple[Turn, ...] = (
+    Turn(OwnProposer("nearby chunks", offer_nearby), _may_merge, improves=True),
     Turn(OwnProposer("exchange in finer chunks", _exchange_finer, _sums_up), _may_merge, improves=True),
     Turn(OwnProposer("merged messages", offer_merged, gathers_or_scatters), _may_merge, improves=True),
     LAST_BOUND,

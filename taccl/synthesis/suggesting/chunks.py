@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from taccl._internal.arguments import Natural, Seconds, checked
@@ -24,6 +24,7 @@ from taccl.problem.making import merged
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.bounding import look_for_bound_over_all_chunkings
 from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement
 from taccl.synthesis.kernels.improvement_kernel import improve
 from taccl.synthesis.kernels.limits import Limits
@@ -31,7 +32,7 @@ from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.baseline_proposals import baseline_us, trials
 from taccl.synthesis.proposers.compiling import compile_in_a_row
-from taccl.synthesis.proposers.finer import cut, is_at_one_rank, with_note_on_chunks
+from taccl.synthesis.proposers.finer import cut, is_at_one_rank, search_for, with_note_on_chunks
 from taccl.synthesis.proposers.large import COMPILED, effort, suits
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -61,6 +62,9 @@ _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
 #: `_NEARBY_RUNS`: runs of the list scheduler in a trial. One run finishes up to 12 % later than four.
 _NEARBY_PAYS, _LARGE_PAYS, _LARGE_HOPS = 0.98, 0.995, 50_000
 _NEARBY_ROUNDS, _NEARBY_HOPS, _NEARBY_RUNS = 3, 200_000, 4
+#: `_MOST_NEARBY`: max numbers of chunks that are tried again after the search (0.7 s of CPU each).
+#: `_NEARLY`: max ratio of the finish of their first trials to the earliest finish.
+_MOST_NEARBY, _NEARLY = 3, 1.05
 #: Reason for a skipped step.
 _COLD = "its kernels are not compiled"
 #: Max ratio of the list scheduler's finish with a number of chunks to its earliest, to improve that schedule.
@@ -134,7 +138,8 @@ def choose_with_sketches(
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
     if not problems:  # every number would make chunks of less than a byte
         return whole, []
-    best, best_us, untried = _soonest(whole, problems, options, until, give_up, skipped)
+    tried = _Trials(whole, problems, options, until, give_up, skipped)
+    best, best_us = tried.soonest()
     sketches: list[SketchProposal] = []
     partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
     first_s, may_suggest = effort(problem) * _SUGGEST_S_PER_HOP, is_unguided(problem, options.parameters)
@@ -154,7 +159,7 @@ def choose_with_sketches(
             sketches = [each for each in found if each.problem.collective == best.collective]
     if all(best is not each for each in problems.values()):  # `best` merges chunks, unlike these sketches
         sketches = []
-    chosen = _cut_short(with_note_on_chunks(best), untried)
+    chosen = _cut_short(with_note_on_chunks(best), tried.untried)
     if chosen is not best:
         improved_schedules(chosen).extend(improved_schedules(best))
         trials(chosen).extend(trials(best))
@@ -194,188 +199,230 @@ def cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
     return cut(problem.in_its_chunks, sketch.problem.collective.chunks_per_rank)
 
 
-def _soonest(
-    whole: Problem,
-    problems: dict[int, Problem],
-    options: Options,
-    until: Deadline,
-    give_up: Deadline,
-    skipped: dict[str, str],
-) -> tuple[Problem, float, list[int]]:
-    """(best problem, its finish in us, numbers of chunks that were not tried).
-
-    The best is the one with the earliest schedule of a list scheduler; at ties, the one with fewer chunks.
-    If the ring baseline in the fewest chunks finishes before all of these, the fewest are chosen. Recursive
-    multiplying merges chunks. If it finishes clearly first, the fewest are chosen, and chunks may merge.
-
-    The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
-    scheduler in Python is better on few hops. It also runs if kernels are not compiled and cannot be in time.
-
-    Numbers near the best one follow (`_add_nearby`); a better one is added to `problems`.
-
-    If the phases of sums overlap, short runs of ruin and recreate compare the numbers instead. Its kernels
-    must be compiled for this.
+@dataclass(slots=True)
+class _Trials:
+    """Schedules of the list schedulers in several numbers of chunks, by which one number is chosen.
 
     - `whole`: The problem in its own chunks.
-    - `skipped`: {step that is skipped for lack of compiled kernels: reason}, which is filled here.
-    """
-    suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
-    compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))
-    fewest = problems[min(problems)]
-    is_cold = compiles and not has_kernels(fewest, options, give_up)
-    compiles &= not is_cold
-    if is_cold:
-        skipped[COMPILED] = _COLD
-    if compiles and sum(efforts) <= suggesting.most_hops:
-        until = give_up  # trials of these sizes take less time than loading the kernels
-    best, best_us = fewest, math.inf
-    untried: list[int] = []
-    first: dict[int, Schedule] = {}
-    merging, merging_us = merged(best), math.inf
-    if merging is not None:
-        merging_us = baseline_us("multiplying", merging, give_up, options.parameters)
-    for count, problem in problems.items():
-        found: list[Schedule | None] = []
-        with (
-            suppress(InfeasibleError, InputError, NoSolutionError),
-            until.interruptible(),
-        ):  # NoSolutionError includes OutOfTime
-            options.observer.report(
-                f"{format_count(count, 'chunk')} per rank", best_us if best_us < math.inf else None
-            )
-            if compiles:
-                found.append(compiled_schedule(problem, options, until))
-            if not compiles or effort(problem) <= suggesting.few_hops:
-                found.append(quick_schedule(problem, options, until))
-        made = min((each for each in found if each is not None), key=lambda it: it.finish_us, default=None)
-        if made is None:
-            if (until.has_passed or is_cold) and not until.cancellation.why:
-                untried = [each for each in problems if each >= count]
-            break
-        first[count] = made
-        if made.finish_us < best_us:
-            best, best_us = problem, made.finish_us
-    if until.cancellation.why and best_us == math.inf:
-        raise KeyboardInterrupt
-    if len(first) == len(problems) and not suggesting.counts_only:
-        _add_nearby(whole, problems, first, options, until)
-    if first:
-        count, best_us = _overlapped(first, options, until, skipped)
-        best = problems[count]
-        trials(best).append(first[count])
-    ring_us = baseline_us("ring", fewest, give_up, options.parameters)
-    if ring_us < best_us:
-        best, best_us = fewest, ring_us
-    if merging is not None and merging_us < _MERGING_PAYS * best_us:
-        best, best_us = merging, merging_us
-    return best, best_us, untried
-
-
-def _add_nearby(
-    whole: Problem,
-    problems: dict[int, Problem],
-    first: dict[int, Schedule],
-    options: Options,
-    until: Deadline,
-) -> None:
-    """Add the problem in the best number of chunks beyond or between those tried, if that pays.
-
-    The finish is a term that falls with the number of chunks, plus one that rises, plus rounding. So the
-    largest number is doubled while it is the best. Then each round halves the gaps between the best number
-    and its neighbours. Only the compiled list scheduler is fast enough for these trials.
-
-    - `whole`: The problem in its own chunks.
-    - `problems`: {number of chunks: problem}; the added problem is put in.
-    - `first`: {number of chunks: schedule}; the schedule of the added problem is put in, and earlier ones by
-      the compiled list scheduler.
-    """
-    finishes = {count: made.finish_us for count, made in first.items()}
-    least_us, is_pipelined = min(finishes.values()), is_at_one_rank(whole)
-    if min(finishes, key=finishes.__getitem__) <= 2 or (whole.collective.sums_up and not is_pipelined):
-        return
-    if not (suits(whole) and has_kernels(whole, options, until)):
-        return
-    tried: dict[int, Schedule] = {}
-
-    def attempt(count: int) -> None:
-        """Try a number of chunks; an earlier finish is put into `finishes` and `tried`."""
-        options.observer.report(f"{format_count(count, 'chunk')} per rank", min(finishes.values()))
-        made = None
-        with suppress(InputError, NoSolutionError), until.interruptible():
-            finer = problems.get(count) or cut(whole, count)
-            made = compiled_schedule(finer, options, until, num_runs=num_runs)
-        if made is not None and made.finish_us < finishes.get(count, math.inf):
-            finishes[count], tried[count] = made.finish_us, made
-
-    def is_small(count: int, *, doubled: bool = False) -> bool:
-        """True if time suffices for a trial, and chunks have at least one byte."""
-        if count > min(whole.chunk_bytes) or until.has_passed:
-            return False
-        if is_pipelined and doubled:
-            return count * whole.collective.num_chunks * whole.topology.num_ranks <= _MOST_ARRIVALS
-        return num_runs * count * effort(whole) <= _NEARBY_HOPS
-
-    num_runs = _NEARBY_RUNS
-    if not is_small(2 * max(finishes)):
-        num_runs = 1
-    for count in [count for count in finishes if num_runs > 1 and finishes[count] <= _FAR * least_us]:
-        attempt(count)
-    most, least_us = max(finishes), min(finishes.values())
-    while finishes[most] <= least_us and is_small(2 * most, doubled=True):
-        attempt(2 * most)
-        if finishes.get(2 * most, math.inf) > _FINER_PAYS * least_us:
-            break
-        most, least_us = 2 * most, finishes[2 * most]
-        problems[most], first[most] = tried[most].problem, tried[most]
-    for _ in range(_NEARBY_ROUNDS):
-        counts, best = sorted(finishes), min(finishes, key=finishes.__getitem__)
-        place = counts.index(best)
-        for fewer, more in pairwise(counts[max(0, place - 1) : place + 2]):
-            if more - fewer > 1 and is_small((fewer + more) // 2):
-                attempt((fewer + more) // 2)
-    first.update((count, made) for count, made in tried.items() if count in first)
-    best = min(finishes, key=finishes.__getitem__)
-    pays = _LARGE_PAYS if best * effort(whole) > _LARGE_HOPS else _NEARBY_PAYS
-    if best not in first and finishes[best] <= pays * min(made.finish_us for made in first.values()):
-        problems[best], first[best] = tried[best].problem, tried[best]
-
-
-def _overlapped(
-    first: Mapping[int, Schedule], options: Options, until: Deadline, skipped: dict[str, str]
-) -> tuple[int, float]:
-    """(number of chunks with the earliest finish, that finish in us), if phases of sums may overlap.
-
-    A list scheduler times each phase by itself. Finer chunks overlap more, which a short run of ruin and
-    recreate shows. Without such an overlap, the finish of the list scheduler decides.
-
-    - `first`: {number of chunks: the list scheduler's schedule}.
+    - `problems`: {number of chunks: problem}; a better number near these is added.
+    - `until`: Deadline after which no further number is tried.
+    - `give_up`: Deadline at which a trial under way is stopped.
     - `skipped`: {step that is skipped for lack of time or of compiled kernels: reason}, which is filled here.
+    - `first`: {number of chunks: its earliest schedule}.
+    - `untried`: Numbers of chunks for which there was no time.
     """
-    finishes = {count: made.finish_us for count, made in first.items()}
-    best = min(finishes, key=finishes.__getitem__)
-    if not first[best].problem.collective.sums_up:
-        return best, finishes[best]
-    if not is_compiled(improve):
-        skipped["ruin and recreate"] = _COLD
-        return best, finishes[best]
-    improved: dict[int, float] = {}
-    for count in sorted(first, key=lambda each: (each != best, each)):
-        made, is_far = first[count], finishes[count] > _FAR * finishes[best]
-        if is_far or _RUN_TURNS * len(made) > _RUN_SENDS or not suits_improvement(made.problem):
-            continue
-        if until.has_passed:
-            skipped["ruin and recreate"] = f"no time left for {format_count(count, 'chunk')} per rank"
+
+    whole: Problem
+    problems: dict[int, Problem]
+    options: Options
+    until: Deadline
+    give_up: Deadline
+    skipped: dict[str, str]
+    first: dict[int, Schedule] = field(default_factory=dict)
+    untried: list[int] = field(default_factory=list)
+
+    def soonest(self) -> tuple[Problem, float]:
+        """(problem in the best number of chunks, its finish in us).
+
+        The best is the one with the earliest schedule of a list scheduler; at ties, the one with fewer
+        chunks. If the ring baseline in the fewest chunks finishes before all of these, the fewest are chosen.
+        Recursive multiplying merges chunks. If it finishes clearly first, the fewest are chosen, and chunks
+        may merge. Numbers near the best one follow (`_add_nearby`).
+
+        If the phases of sums overlap, short runs of ruin and recreate compare the numbers instead. Its
+        kernels must be compiled for this.
+        """
+        fewest, parameters = self.problems[min(self.problems)], self.options.parameters
+        merging, merging_us = merged(fewest), math.inf
+        if merging is not None:
+            merging_us = baseline_us("multiplying", merging, self.give_up, parameters)
+        self._try_all(fewest)
+        if self.until.cancellation.why and not self.first:
+            raise KeyboardInterrupt
+        if len(self.first) == len(self.problems) and not parameters.suggesting.counts_only:
+            self._add_nearby()
+        best, best_us = fewest, math.inf
+        if self.first:
+            count, best_us = self._overlapped()
+            best = self.problems[count]
+            trials(best).append(self.first[count])
+        ring_us = baseline_us("ring", fewest, self.give_up, parameters)
+        if ring_us < best_us:
+            best, best_us = fewest, ring_us
+        if merging is not None and merging_us < _MERGING_PAYS * best_us:
+            best, best_us = merging, merging_us
+        return best, best_us
+
+    def _try_all(self, fewest: Problem) -> None:
+        """Try all numbers of chunks, in order, until time is up or one has no schedule.
+
+        The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
+        scheduler in Python is better on few hops. It also runs if kernels are not compiled and cannot be in
+        time.
+        """
+        options, suggesting = self.options, self.options.parameters.suggesting
+        efforts = list(map(effort, self.problems.values()))
+        compiles = max(efforts) > suggesting.few_hops and all(map(suits, self.problems.values()))
+        is_cold = compiles and not has_kernels(fewest, options, self.give_up)
+        compiles &= not is_cold
+        if is_cold:
+            self.skipped[COMPILED] = _COLD
+        if compiles and sum(efforts) <= suggesting.most_hops:
+            self.until = self.give_up  # trials of these sizes take less time than loading the kernels
+        for count, problem in self.problems.items():
+            found: list[Schedule | None] = []
+            with (
+                suppress(InfeasibleError, InputError, NoSolutionError),
+                self.until.interruptible(),
+            ):  # NoSolutionError includes OutOfTime
+                self._report(count, min((each.finish_us for each in self.first.values()), default=None))
+                if compiles:
+                    found.append(compiled_schedule(problem, options, self.until))
+                if not compiles or effort(problem) <= suggesting.few_hops:
+                    found.append(quick_schedule(problem, options, self.until))
+            made = min(
+                (each for each in found if each is not None), key=lambda it: it.finish_us, default=None
+            )
+            if made is None:
+                if (self.until.has_passed or is_cold) and not self.until.cancellation.why:
+                    self.untried = [each for each in self.problems if each >= count]
+                break
+            self.first[count] = made
+
+    def _report(self, count: int, best_us: float | None, said: str = "") -> None:
+        self.options.observer.report(f"{format_count(count, 'chunk')} per rank{said}", best_us)
+
+    def _add_nearby(self) -> None:
+        """Add the problem in the best number of chunks beyond or between those tried, if that pays.
+
+        The finish is a term that falls with the number of chunks, plus one that rises, plus rounding. So the
+        largest number is doubled while it is the best. Then each round halves the gaps between the best
+        number and its neighbours. Only the compiled list scheduler is fast enough for these trials.
+
+        Numbers that finish before the chosen one, but do not pay, are kept in `nearby`.
+        """
+        whole, first, options = self.whole, self.first, self.options
+        finishes = {count: made.finish_us for count, made in first.items()}
+        least_us, is_pipelined = min(finishes.values()), is_at_one_rank(whole)
+        if min(finishes, key=finishes.__getitem__) <= 2 or (whole.collective.sums_up and not is_pipelined):
+            return
+        if not (suits(whole) and has_kernels(whole, options, self.until)):
+            return
+        tried: dict[int, Schedule] = {}
+
+        def attempt(count: int) -> None:
+            """Try a number of chunks; an earlier finish is put into `finishes` and `tried`."""
+            self._report(count, min(finishes.values()))
+            made = None
+            with suppress(InputError, NoSolutionError), self.until.interruptible():
+                finer = self.problems.get(count) or cut(whole, count)
+                made = compiled_schedule(finer, options, self.until, num_runs=num_runs)
+            if made is not None and made.finish_us < finishes.get(count, math.inf):
+                finishes[count], tried[count] = made.finish_us, made
+
+        def is_small(count: int, *, doubled: bool = False) -> bool:
+            """True if time suffices for a trial, and chunks have at least one byte."""
+            if count > min(whole.chunk_bytes) or self.until.has_passed:
+                return False
+            if is_pipelined and doubled:
+                return count * whole.collective.num_chunks * whole.topology.num_ranks <= _MOST_ARRIVALS
+            return num_runs * count * effort(whole) <= _NEARBY_HOPS
+
+        num_runs = _NEARBY_RUNS
+        if not is_small(2 * max(finishes)):
+            num_runs = 1
+        for count in [count for count in finishes if num_runs > 1 and finishes[count] <= _FAR * least_us]:
+            attempt(count)
+        most, least_us = max(finishes), min(finishes.values())
+        while finishes[most] <= least_us and is_small(2 * most, doubled=True):
+            attempt(2 * most)
+            if finishes.get(2 * most, math.inf) > _FINER_PAYS * least_us:
+                break
+            most, least_us = 2 * most, finishes[2 * most]
+            self.problems[most], first[most] = tried[most].problem, tried[most]
+        for _ in range(_NEARBY_ROUNDS):
+            counts, best = sorted(finishes), min(finishes, key=finishes.__getitem__)
+            place = counts.index(best)
+            for fewer, more in pairwise(counts[max(0, place - 1) : place + 2]):
+                if more - fewer > 1 and is_small((fewer + more) // 2):
+                    attempt((fewer + more) // 2)
+        first.update((count, made) for count, made in tried.items() if count in first)
+        best = min(finishes, key=finishes.__getitem__)
+        pays = _LARGE_PAYS if best * effort(whole) > _LARGE_HOPS else _NEARBY_PAYS
+        if best not in first and finishes[best] <= pays * min(made.finish_us for made in first.values()):
+            self.problems[best], first[best] = tried[best].problem, tried[best]
+        least_us = min(made.finish_us for made in first.values())
+        ahead = [made for count, made in tried.items() if count not in first and made.finish_us < least_us]
+        nearby(whole)[:] = sorted(ahead, key=lambda made: made.finish)
+
+    def _overlapped(self) -> tuple[int, float]:
+        """(number of chunks with the earliest finish, that finish in us), if phases of sums may overlap.
+
+        A list scheduler times each phase by itself. Finer chunks overlap more, which a short run of ruin and
+        recreate shows. Without such an overlap, the finish of the list scheduler decides.
+        """
+        first, options = self.first, self.options
+        finishes = {count: made.finish_us for count, made in first.items()}
+        best = min(finishes, key=finishes.__getitem__)
+        if not first[best].problem.collective.sums_up:
+            return best, finishes[best]
+        if not is_compiled(improve):
+            self.skipped["ruin and recreate"] = _COLD
+            return best, finishes[best]
+        improved: dict[int, float] = {}
+        for count in sorted(first, key=lambda each: (each != best, each)):
+            made, is_far = first[count], finishes[count] > _FAR * finishes[best]
+            if is_far or _RUN_TURNS * len(made) > _RUN_SENDS or not suits_improvement(made.problem):
+                continue
+            if self.until.has_passed:
+                said = f"no time left for {format_count(count, 'chunk')} per rank"
+                self.skipped["ruin and recreate"] = said
+                break
+            self._report(count, finishes[best], ", improved")
+            limits = Limits(self.until, seed=options.seed, parameters=options.parameters)
+            found, _ = improve_schedule(made, limits, turns=_RUN_TURNS)
+            improved[count] = found.finish_us
+            improved_schedules(made.problem).append(found)
+            if improved.get(best, finishes[best]) > _OVERLAPS * finishes[best]:
+                break
+        compared = {**{best: finishes[best]}, **improved}
+        best = min(sorted(compared), key=compared.__getitem__)
+        return best, compared[best]
+
+
+@cached
+def nearby(problem: Problem) -> list[Schedule]:
+    """Trials in numbers of chunks near the chosen one that finish slightly sooner, earliest first."""
+    return []
+
+
+def offer_nearby(search: Search) -> Search | None:
+    """Propose the best of all runs of the compiled list scheduler in numbers of chunks near the chosen one.
+
+    Returns the search that holds the schedule; None if it is not earlier than the one so far.
+    """
+    since, first_us, best = time.monotonic(), search.earliest_us, None
+    tried = nearby((search.asked or search.problem).in_its_chunks)[:_MOST_NEARBY]
+    tried = [each for each in tried if each.finish_us <= _NEARLY * first_us]
+    every = look_for_bound_over_all_chunkings(search) if tried else None
+    if every is not None and first_us <= every.bound_us:
+        return None
+    for trial in tried:
+        made = None
+        with suppress(InputError, NoSolutionError):
+            made = compiled_schedule(trial.problem, search.options, search.deadline, num_runs=None)
+        if made is not None and made.finish_us < (first_us if best is None else best.finish_us):
+            best = made
+        if search.deadline.has_passed:
             break
-        options.observer.report(f"{format_count(count, 'chunk')} per rank, improved", finishes[best])
-        limits = Limits(until, seed=options.seed, parameters=options.parameters)
-        found, _ = improve_schedule(made, limits, turns=_RUN_TURNS)
-        improved[count] = found.finish_us
-        improved_schedules(made.problem).append(found)
-        if improved.get(best, finishes[best]) > _OVERLAPS * finishes[best]:
-            break
-    compared = {**{best: finishes[best]}, **improved}
-    best = min(sorted(compared), key=compared.__getitem__)
-    return best, compared[best]
+    better = None if best is None else search_for(search, best)
+    if tried:
+        said, finish_us = "none better", first_us
+        if best is not None and better is not None:
+            said = f"{format_count(best.problem.collective.chunks_per_rank, 'chunk')} per rank"
+            better.choice, finish_us = f"{COMPILED}: {said}, near the number of the search", best.finish_us
+        search.record("nearby chunks", "compiled", "done", since, finish_us=finish_us, message=said)
+    return better
 
 
 @cached

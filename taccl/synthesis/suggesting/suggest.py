@@ -310,14 +310,14 @@ class _Trials:
 
 
 def compiled_schedule(
-    problem: Problem, options: Options, give_up: Deadline, *, is_late: bool = False, num_runs: int = 1
+    problem: Problem, options: Options, give_up: Deadline, *, is_late: bool = False, num_runs: int | None = 1
 ) -> Schedule | None:
     """Schedule of a few runs of the compiled list scheduler; None if it does not support the problem.
 
     None also if it is not compiled yet, and time does not suffice to compile it.
 
     - `is_late`: True for a run as short as possible, without merged sends.
-    - `num_runs`: Max number of runs.
+    - `num_runs`: Max number of runs; None for each rule once, and a short improvement.
     """
     if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None

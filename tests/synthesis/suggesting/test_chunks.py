@@ -8,6 +8,7 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import NEVER, Deadline
+from taccl.baselines import ring
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.making import make_problem, merged
@@ -17,6 +18,7 @@ from taccl.synthesis.improve.improvement import compile_improvement, improve_sch
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import compiling
+from taccl.synthesis.proposers.finer import cut
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting import chunks, suggest
 from tests.arguments import WITHOUT_ARGUMENTS
@@ -233,6 +235,20 @@ def test_one_chunk_need_not_be_among_the_numbers(name):
     assert chosen.collective.chunks_per_rank >= 3
     tiny = taccl.make_problem(taccl.topologies.ring(4), name, size_bytes=1)
     assert taccl.choose_chunks(tiny, parameters=parameters).collective.chunks_per_rank == 1
+
+
+def test_numbers_near_the_chosen_one_are_tried_again_after_the_search():
+    """The compiled list scheduler gets all its runs in a number of chunks whose trial was slightly sooner."""
+    problem = _problem()
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(AMPLE_S), asked=problem)
+    search.offer_whole(ring(search.problem, cut=False), producer="ring")
+    assert chunks.offer_nearby(search) is None
+    trial = suggest.compiled_schedule(cut(search.problem, 4), Options(), NEVER)
+    chunks.nearby(search.problem).append(trial)
+    better = chunks.offer_nearby(search)
+    assert better.best.finish <= trial.finish < search.best.finish
+    assert better.best.problem.collective.chunks_per_rank == 4
+    assert search.stages[-1].message == "4 chunks per rank"
 
 
 def test_no_chunk_is_less_than_a_byte():
