@@ -20,7 +20,7 @@ from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import cut_while_it_pays, held_at_start, require_everywhere, run
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.topology.recognise import nested_order
+from taccl.topology.clusters import nested_order
 from taccl.topology.topology import Topology
 
 Nodes = Sequence[Sequence[int]]

@@ -37,7 +37,7 @@ from taccl.program.lift import lift
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.topology.builder import warn_of_assumptions
-from taccl.topology.recognise import nested_order
+from taccl.topology.clusters import nested_order
 from taccl.topology.topology import Topology
 
 #: `_MOST_MESSAGES`: max messages timed in one search; long algorithms are timed in fewer rank orders.

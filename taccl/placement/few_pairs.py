@@ -19,7 +19,7 @@ import numpy as np
 from taccl._internal.address_space import require_address_space
 from taccl._internal.arrays import Flags, Floats, Ints
 from taccl._internal.units import format_count
-from taccl.topology.recognise import common_levels, completed, levels
+from taccl.topology.clusters import common_levels, completed, levels
 
 Pairs = list[tuple[int, int]]
 

@@ -16,7 +16,7 @@ from taccl._internal.deadline import Deadline
 from taccl.placement.case import Case
 from taccl.placement.hosts import ProbedHosts
 from taccl.placement.probe import REPEATS, Probe, median_of_known
-from taccl.topology.recognise import common_levels
+from taccl.topology.clusters import common_levels
 
 #: `_SPLITS`: number of random splits of the measurements into halves.
 #: `_EFFORT`: effort of the search on each half, as a part of the usual number of orders.

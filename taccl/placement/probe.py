@@ -22,7 +22,7 @@ from taccl.errors import InputError
 from taccl.formats.files import write_whole
 from taccl.placement.few_pairs import most_pairs
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_LATENCY_US, USUAL_OVERSUBSCRIPTION, ProbedHosts
-from taccl.topology.recognise import asymmetry, common_levels, completed, levels
+from taccl.topology.clusters import asymmetry, common_levels, completed, levels
 from taccl.topology.topology import Topology
 
 #: Number of messages sent before the timed ones.

@@ -11,7 +11,7 @@ from taccl import Probe
 from taccl.errors import AssumptionWarning, FormatError, InputError
 from taccl.formats.detection import format_of_content
 from taccl.placement.matrices import load_probe
-from taccl.topology.recognise import _average_linkage, _squares, completed, levels, nested_order
+from taccl.topology.clusters import _average_linkage, _squares, completed, levels, nested_order
 from tests.foreign import OURS as FOREIGN
 
 OURS = [[0, 5, 9], [5, 0, 9], [9, 9, 0]]
