@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 _SAME = 1 + 1e-9
 #: Max runs of the list scheduler in a search that does not use restarts.
 _FIRST_RUNS = 10
+#: Tables of proposers in the order they run.
+_TABLES = ("FIRST", "SECOND", "THIRD", "PROPOSERS", "LAST_OF_OTHERS", "LAST")
 #: {case: {run by mechanism and seed: row}}.
 Runs = dict[str, dict[str, "Row"]]
 
@@ -73,20 +76,28 @@ class Mechanism:
 
 
 def _of_table(*names: str) -> Callable[[ExitStack], None]:
-    """Function that leaves the proposers with these names out of the portfolio until its stack is closed."""
+    """Function that leaves the proposers with these names out of the portfolio until its stack is closed.
+
+    It raises `ValueError` if there is no proposer with one of the names.
+    """
 
     def leave_out(stack: ExitStack) -> None:
-        table = import_module("taccl.synthesis.proposers.table")
-        stages = import_module("taccl.synthesis.proposers.stages")
-        synthesizing = import_module("taccl.synthesis.synthesize")
+        found = set[str]()
 
         def kept(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+            found.update(turn.proposer.name for turn in turns)
             return tuple(turn for turn in turns if turn.proposer.name not in names)
 
-        stack.enter_context(mock.patch.object(table, "PROPOSERS", kept(table.PROPOSERS)))
-        stack.enter_context(mock.patch.dict(stages.STAGES, {"auto": kept(stages.STAGES["auto"])}))
-        for place in ("FIRST", "LAST"):
-            stack.enter_context(mock.patch.object(synthesizing, place, kept(getattr(table, place))))
+        modules = (import_module(f"taccl.synthesis.{name}") for name in ("proposers.table", "synthesize"))
+        for module, place in product(
+            modules, ("FIRST", "SECOND", "THIRD", "PROPOSERS", "LAST_OF_OTHERS", "LAST")
+        ):
+            if hasattr(module, place):
+                stack.enter_context(mock.patch.object(module, place, kept(getattr(module, place))))
+        stages = import_module("taccl.synthesis.proposers.stages").STAGES
+        stack.enter_context(mock.patch.dict(stages, {"auto": kept(stages["auto"])}))
+        if not found.issuperset(names):
+            raise ValueError(f"no proposer is named {', '.join({*names} - found)}")
 
     return leave_out
 

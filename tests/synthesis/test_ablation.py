@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 import pytest
 
 import taccl
-from benchmarks.ablation import WHOLE, compared, next_run
+from benchmarks.ablation import MECHANISMS, WHOLE, compared, next_run
 from benchmarks.work_clock import counted_work
 from taccl import collectives
+from taccl.synthesis.proposers import stages, table
 
 
 def runs(*whole, without=()):
@@ -44,6 +46,15 @@ def test_a_search_counts_the_same_at_every_run():
             result = taccl.synthesize(problem, time_limit_s=0.5, backend="greedy", threads=1)
             found.append((result.schedule.digest(), time.monotonic() - began))
     assert found[0] == found[1] and found[0][1] > 0
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_can_be_left_out(name):
+    """Proposers of a mechanism are named as in the tables; afterwards, the tables are as before."""
+    before = table.FIRST, table.PROPOSERS, table.LAST, stages.STAGES["auto"]
+    with ExitStack() as stack:
+        MECHANISMS[name].leave_out(stack)
+    assert before == (table.FIRST, table.PROPOSERS, table.LAST, stages.STAGES["auto"])
 
 
 def test_a_finish_in_the_range_of_the_whole_is_chance():
