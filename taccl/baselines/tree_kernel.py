@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _LEAST_PRICE = 1e-7
 #: Logarithms of 1 plus less than this are replaced by it.
 _SMALL = 1e-3
+#: Approximate number of times in a sweep that messages are compared to find which end before which.
+_SORTS = 64
 #: Finishes whose ratio differs from 1 by no more than this are alike.
 _ROUNDING = 1e-12
 
@@ -418,7 +420,7 @@ def reassign(grid: Grid, cores: Cores, shares: Shares, rules: Rules, times: Time
                 before = finish
             _count(grid, cores, shares, i, -1)
         if drifts:
-            weigh(grid, shares.sends, times, sharp, weight)
+            weigh(grid, shares.sends, times, sharp, weight, i % (1 + num_shares // _SORTS) == 0)
         else:
             _smoothed(grid, shares.sends, sharp, clashes, weight)
         _set_prices(grid, shares, sharp, clashes, drifts, weight, room.price)

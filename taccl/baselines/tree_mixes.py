@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 #: `_MOST_RANKS`: max ranks of a mesh for which mixes are made.
 #: `_MOST_DIMENSIONS`: max dimensions of a mesh for which mixes are made.
-#: `_MOST_TRANSFERS`: max transfers of a mix (about 3 s to build and verify).
-_MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 310_000
+_MOST_RANKS, _MOST_DIMENSIONS = 256, 4
+#: Max transfers of a mix (about 1.2 s to build and verify).
+MOST_TRANSFERS = 310_000
 #: `_FINER`: ratio of each number of shares to the one before, while more shares shorten the mix.
 #: `_MOST_PARTS`: max number of shares, multiplied by the number of images (symmetric copies) of each.
 #: `_MOST_UNEVEN`: approximate share of the time that the first number of shares may lose by uneven loads.
@@ -153,7 +154,7 @@ def soonest_mix(
     if not is_compiled(reassign) and until.left_s < _COMPILE_S * busy_factor():
         return None
     mixes = _mixes_of(problem.topology, dims, sum(problem.chunk_bytes), problem.collective.num_chunks)
-    return mixes.soonest(until, min(most_transfers, _MOST_TRANSFERS))
+    return mixes.soonest(until, min(most_transfers, MOST_TRANSFERS))
 
 
 def compile_mixes() -> None:
@@ -230,7 +231,7 @@ class _Mixes:
         per_share = 2 * (self.dims.num_ranks - 1) * num_images
         finest = min(most_transfers / per_share, self.num_bytes / num_images, _MOST_PARTS / num_images)
         most = int(finest / least) * least
-        if least * per_share > _MOST_TRANSFERS or least * num_images > self.num_bytes:
+        if least * per_share > MOST_TRANSFERS or least * num_images > self.num_bytes:
             return
         number = least
         yield number

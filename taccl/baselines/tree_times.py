@@ -222,8 +222,8 @@ def arrivals(grid: Grid, count: Ints, times: Times, back: int) -> float:
 
 
 @inner
-def weigh(grid: Grid, count: Ints, times: Times, sharp: float, weight: Floats) -> None:
-    """Set weights of messages, and which messages come before which.
+def weigh(grid: Grid, count: Ints, times: Times, sharp: float, weight: Floats, sorts: bool) -> None:
+    """Set weights of messages; with `sorts`, also which messages come before which.
 
     - `sharp`: As in `taccl.baselines.tree_kernel.Rules`.
     - `weight`: (2, num_classes, num_steps) weights, which fall with the slack; at most 1 in each step.
@@ -247,6 +247,8 @@ def weigh(grid: Grid, count: Ints, times: Times, sharp: float, weight: Floats) -
         for half in range(2):
             for c in range(num_classes):
                 weight[half, c, k] /= max(total, 1.0)
+    if not sorts:
+        return
     late = _ROUNDING * finish / num_steps
     for half in range(2):
         for c in range(num_classes):

@@ -25,7 +25,7 @@ from taccl.baselines.spread import (
     sums_everywhere,
 )
 from taccl.baselines.table import BASELINES, TABLE, row_of, soonest_us
-from taccl.baselines.tree_mixes import soonest_plan
+from taccl.baselines.tree_mixes import MOST_TRANSFERS, soonest_plan
 from taccl.errors import InputError
 from taccl.problem.chunks import RankSets
 from taccl.problem.making import by_default, make_problem
@@ -46,9 +46,9 @@ from taccl.topology.recognise import grid_of
 _LEAST_CUT_S = 0.3
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
 #: `_MIX_SHARE`: share of the time left for mixes of trees on meshes, where they usually finish first.
-#: `_HUBS_SHARE`: max share of the time for hubs in which plans are searched, before one is chosen and built.
-#: `_BUILD_SHARE`: share of the other time for building; less than 1, as the load of a machine varies.
-_HUBS_S_PER_TRANSFER, _MIX_SHARE, _HUBS_SHARE, _BUILD_SHARE = 4e-6, 0.7, 0.6, 0.6
+#: `_REST_SHARE`: max share of the time for hubs that is kept to build the chosen plan.
+#: `_BUILD_SHARE`: share of the kept time that building should take; less than 1, as loads of machines vary.
+_HUBS_S_PER_TRANSFER, _MIX_SHARE, _REST_SHARE, _BUILD_SHARE = 4e-6, 0.7, 0.4, 0.6
 
 #: `_CUT_TRANSFERS`: max transfers of a baseline that is tried in finer chunks, as many as recursive doubling
 #: of 64 chunks on 64 ranks has.
@@ -80,13 +80,14 @@ def offer_hubs(search: Search) -> Search | None:
     if any(each.kind == "line" for each in dims):
         share = max(share, _MIX_SHARE)
     until = search.deadline.sooner(for_baselines_s(search.deadline, share))
-    rest_s = (1 - _HUBS_SHARE) * until.left_s
+    s_per_transfer = busy_factor() * _HUBS_S_PER_TRANSFER / _BUILD_SHARE
+    rest_s = min(_REST_SHARE * until.left_s, MOST_TRANSFERS * s_per_transfer)
     with suppress(OutOfTime), until.enforced():
         plan = soonest_plan(
             problem,
             dims,
-            until=until.sooner(_HUBS_SHARE * until.left_s),
-            most_transfers=_BUILD_SHARE * rest_s / (busy_factor() * _HUBS_S_PER_TRANSFER),
+            until=until.sooner(until.left_s - rest_s),
+            most_transfers=rest_s / s_per_transfer,
         )
     if plan is None and until.has_passed:
         search.record("baselines", "taccl", "skipped", since, message="hubs: no plan in time")
