@@ -8,6 +8,7 @@ chunks.
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
 from taccl.baselines.spread import built_within, keep_soonest, soonest_so_far
-from taccl.baselines.table import BASELINES, are_pairs, row_of, soonest_us
+from taccl.baselines.table import BASELINES, are_pairs, build_times, row_of, soonest_us
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError, TopologyError
 
@@ -63,9 +64,11 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     return found
 
 
+#: `_LONG_S`, `_LONG_TIMES`: baselines that take more than this number of CPU seconds by estimate, and this
+#: multiple of the quickest one, come last (recursive multiplying on 256 ranks).
 #: `_CUT_ANYWAY`: max transfers (0.2 s) for finer chunks even if `soonest_us` is past the best finish.
 #: `_CUT_TIMES`: max ratio of this estimate to the best finish; 461 cases finished at 0.35 of it or more.
-_CUT_ANYWAY, _CUT_TIMES = 2_000, 3.0
+_LONG_S, _LONG_TIMES, _CUT_ANYWAY, _CUT_TIMES = 2.0, 3.0, 2_000, 3.0
 
 
 @checked
@@ -116,19 +119,28 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
 
     # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
     first = "pairwise" if are_pairs(problem) else ""
-    for name in sorted(BASELINES, key=lambda name: (name != first, row_of(name).turn)):
-        if (found := attempt(name, cut=False)) is not None:
-            made[name] = found
+    long = _long(problem)
+    finer: list[Schedule] = []
+    for group in ([name for name in BASELINES if (name in long) == is_long] for is_long in (False, True)):
+        for name in sorted(group, key=lambda name: (name != first, row_of(name).turn)):
+            if (found := attempt(name, cut=False)) is not None:
+                made[name] = found
+        built = [name for name in group if name in made]
+        for name in sorted(built, key=lambda name: made[name].finish):
+            whole, least_us = made[name], min(each.finish_us for each in (*made.values(), *finer))
+            times = _CUT_TIMES if whole.num_transfers <= _CUT_ANYWAY else 1.0
+            if cut and soonest_us(name, whole) < times * least_us:
+                finer += filter(None, (attempt(name, cut=True),))
     if not made:
         raise CollectiveError(f"no baseline supports {problem.title}; synthesize it", where="baseline")
-    ranked = sorted((name for name in BASELINES if name in made), key=lambda name: made[name].finish)
-    fastest = made[ranked[0]]
-    for name in ranked if cut else ():
-        whole = made[name]
-        times = _CUT_TIMES if whole.num_transfers <= _CUT_ANYWAY else 1.0
-        if soonest_us(name, whole) < times * fastest.finish_us:
-            finer = attempt(name, cut=True)
-            fastest = fastest if finer is None or finer.finish >= fastest.finish else finer
-    if not (cut and deadline.has_passed):
-        return fastest
-    return min([fastest, *soonest_so_far(problem)], key=lambda schedule: schedule.finish)
+    every = [*(made[name] for name in BASELINES if name in made), *finer]
+    if cut and deadline.has_passed:
+        every += soonest_so_far(problem)
+    return min(every, key=lambda schedule: schedule.finish)
+
+
+def _long(problem: Problem) -> set[str]:
+    """Names of the baselines that take far longer to build than the quickest one."""
+    takes_s = build_times(problem, sys.maxsize)
+    most_s = max(_LONG_S, _LONG_TIMES * min(takes_s.values(), default=0.0))
+    return {name for name, each_s in takes_s.items() if each_s > most_s}

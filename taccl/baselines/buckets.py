@@ -73,6 +73,25 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     ICS 2010. P. Sack and W. Gropp, "Collective algorithms for multiported torus networks", ACM Transactions
     on Parallel Computing 1 (2015).
     """
+    found, dims = passes(problem, cut=cut)
+    mixes = cut and may_merge(problem)
+    from taccl.baselines.tree_mixes import TreeMix, soonest_plan  # they load kernels
+
+    plan = soonest_plan(problem, dims, mixes=mixes) if sums_everywhere(problem) else None
+    if plan is None or plan.estimated_us(problem) >= found.finish_us:
+        return found
+    name, parts = f"bucket (hubs: {plan})", plan.parts_per_chunk(problem)
+    if isinstance(plan, TreeMix):  # its shares need exactly this number of parts
+        if parts > min(problem.chunk_bytes):
+            return found
+        finer = merging(cut_chunks(without_sketch(problem), parts))
+        mixed = hub_sends(finer, plan).schedule(finer, producer=name)
+        return fastest((found, keep_soonest(problem, mixed)))
+    return or_whole_sums(found, problem, partial(hub_sends, plan=plan), name=name, fewest=parts, cut=cut)
+
+
+def passes(problem: Problem, *, cut: bool) -> tuple[Schedule, Dimensions]:
+    """(schedule of `bucket` without hubs and trees, dimensions of the topology)."""
     require_everywhere(problem, baseline="bucket")
     dims = grid_of(problem.topology)
     if dims is None:
@@ -106,20 +125,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
             fewest=parts // gcd(parts, problem.topology.num_ranks),
             cut=cut,
         )
-    mixes = cut and may_merge(problem)
-    from taccl.baselines.tree_mixes import TreeMix, soonest_plan  # they load kernels
-
-    plan = soonest_plan(problem, dims, mixes=mixes) if sums_everywhere(problem) else None
-    if plan is None or plan.estimated_us(problem) >= found.finish_us:
-        return found
-    name, parts = f"bucket (hubs: {plan})", plan.parts_per_chunk(problem)
-    if isinstance(plan, TreeMix):  # its shares need exactly this number of parts
-        if parts > min(problem.chunk_bytes):
-            return found
-        finer = merging(cut_chunks(without_sketch(problem), parts))
-        mixed = hub_sends(finer, plan).schedule(finer, producer=name)
-        return fastest((found, keep_soonest(problem, mixed)))
-    return or_whole_sums(found, problem, partial(hub_sends, plan=plan), name=name, fewest=parts, cut=cut)
+    return found, dims
 
 
 def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:

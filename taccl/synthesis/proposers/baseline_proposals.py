@@ -150,11 +150,11 @@ def _offer_quickest(
     portfolio, best = parameters.portfolio, ""
     if problem.collective.is_met:
         return
-    uneven, preferred = is_uneven(problem), _preferred(problem)
+    uneven = is_uneven(problem)
     few_hops = 0 if uneven else parameters.choice.few_hops
     builds_s = build_times(problem, portfolio.first_transfers, few_hops)
     begins_s = build_times(problem, portfolio.first_transfers, few_hops, whole=False)
-    order = [COMPILED, *preferred] if uneven else [*preferred, COMPILED]
+    order = [COMPILED, *preferred(problem)] if uneven else [*preferred(problem), COMPILED]
     left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=order.index)
     if not is_last and BY_ESTIMATE in tried_finer(problem):  # "multiplying" is then built after the search
         left = [name for name in left if name != "multiplying"]
@@ -252,7 +252,7 @@ def _in_time(name: str, problem: Problem, limit: Deadline, last: Deadline) -> Sc
     return None
 
 
-def _preferred(problem: Problem) -> list[str]:
+def preferred(problem: Problem) -> list[str]:
     """Names of all baselines, the one that usually finishes first at the front.
 
     On tori and meshes that is the bucket algorithm, or Bine trees for small sums on tori of several
@@ -286,7 +286,7 @@ def quickest_first(problem: Problem, left_s: float) -> list[str]:
     builds_s = build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
     share_s = _QUICK_FIRST_SHARE * left_s / busy_factor()
     quick_s = max(share_s, _FIRST_TIMES * min(builds_s.values(), default=0.0))
-    order = [*_preferred(problem), COMPILED]
+    order = [*preferred(problem), COMPILED]
 
     def key(name: str) -> tuple[bool, float, str]:
         is_long = builds_s[name] > quick_s

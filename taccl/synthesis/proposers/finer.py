@@ -13,6 +13,7 @@ from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
+from taccl.baselines.buckets import passes
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.rails import estimated_us
 from taccl.baselines.spread import (
@@ -37,6 +38,7 @@ from taccl.synthesis.proposers.baseline_proposals import (
     for_baselines_s,
     left_out,
     made_of,
+    preferred,
     tried_finer,
 )
 from taccl.synthesis.search import Search
@@ -114,6 +116,41 @@ def offer_hubs(search: Search) -> Search | None:
     return made
 
 
+def offer_passes(search: Search) -> Search | None:
+    """Propose the bucket algorithm in finer chunks with merged sends, if it is the preferred baseline.
+
+    That is on tori and meshes. In whole chunks without merging, as among the first baselines, it takes up to
+    three times as long. Returns the search that holds the schedule; None if it is not earlier.
+    """
+    problem, since = _opened(search.problem), time.monotonic()
+    if (
+        grid_of(problem.topology) is None
+        or not may_merge(problem)
+        or preferred(search.problem)[0] != "bucket"
+    ):
+        return None
+    portfolio, budget = search.parameters.portfolio, search.parameters.budget
+    until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
+    late, made = search.deadline.later(budget.late_s * busy_factor()), None
+    with suppress(InputError, OutOfTime):
+        with suppress(OutOfTime), until.enforced(lambda: bool(soonest_so_far(problem)) or late.has_passed):
+            passes(problem, cut=True)
+        found = next(iter(soonest_so_far(problem)), None)
+        if found is not None and found.finish_us < search.earliest_us:
+            with until.at_least(_verify_s(found)).enforced():
+                made = search_for(search, found)
+    said = "none better" if made is None or made.best is None else made.best.producer
+    finish_us = search.best_us if made is None else made.best_us
+    message = f"in finer chunks, first: {said}"
+    search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
+    return made
+
+
+def _verify_s(found: Schedule) -> float:
+    """Seconds allowed to verify a baseline in finer chunks, even past the deadline."""
+    return max(_CUT_VERIFY_S, busy_factor() * _VERIFY_TRANSFER_S * found.num_transfers)
+
+
 def offer_cut(search: Search, until: Deadline) -> Search | None:
     """Propose baselines of few transfers in finer chunks; returns the search that holds the best schedule.
 
@@ -162,8 +199,7 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             found = next(iter(soonest_so_far(open_problem)), None)
         if found is None or found.finish_us >= finish_us:
             continue
-        verify_s = max(_CUT_VERIFY_S, busy_factor() * _VERIFY_TRANSFER_S * found.num_transfers)
-        with suppress(InputError, OutOfTime), until.at_least(verify_s).enforced():
+        with suppress(InputError, OutOfTime), until.at_least(_verify_s(found)).enforced():
             finer = search_for(search, found)
             if finer is not None:
                 best, finish_us, producer = finer, found.finish_us, found.producer

@@ -42,6 +42,7 @@ from taccl.synthesis.proposers.finer import (
     offer_cut,
     offer_cut_again,
     offer_hubs,
+    offer_passes,
 )
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.merged import gathers_or_scatters, offer_merged
@@ -355,8 +356,9 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("recursive multiplying by estimate", offer_estimated), _may_be_finer),
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_on_torus), _may_be_finer),
-    Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
+    Turn(OwnProposer("bucket in finer chunks", offer_passes), _may_be_finer),
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_elsewhere), _may_be_finer),
+    Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
     Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )
 _TREES = OwnProposer("trees", _along_trees, may_fill)
