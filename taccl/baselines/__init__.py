@@ -28,6 +28,7 @@ from taccl.baselines.spread import built_within, keep_soonest, soonest_so_far
 from taccl.baselines.table import BASELINES, are_pairs, build_times, row_of, soonest_us
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError, TopologyError
+from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
@@ -119,9 +120,8 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
 
     # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
     first = "pairwise" if are_pairs(problem) else ""
-    long = _long(problem)
     finer: list[Schedule] = []
-    for group in ([name for name in BASELINES if (name in long) == is_long] for is_long in (False, True)):
+    for group in _groups(problem):
         for name in sorted(group, key=lambda name: (name != first, row_of(name).turn)):
             if (found := attempt(name, cut=False)) is not None:
                 made[name] = found
@@ -139,8 +139,18 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     return min(every, key=lambda schedule: schedule.finish)
 
 
-def _long(problem: Problem) -> set[str]:
-    """Names of the baselines that take far longer to build than the quickest one."""
-    takes_s = build_times(problem, sys.maxsize)
+def _groups(problem: Problem) -> list[list[str]]:
+    """Names of the baselines in groups, each of which is built and cut before the next.
+
+    On tori and meshes the usually best ones come first. Those that take far longer than the quickest one come
+    last.
+    """
+    takes_s, on_grid = build_times(problem, sys.maxsize), grid_of(problem.topology) is not None
     most_s = max(_LONG_S, _LONG_TIMES * min(takes_s.values(), default=0.0))
-    return {name for name, each_s in takes_s.items() if each_s > most_s}
+
+    def group(name: str) -> int:
+        if on_grid and row_of(name).grid_place is not None:
+            return 0
+        return 2 if takes_s.get(name, 0.0) > most_s else 1
+
+    return [[name for name in BASELINES if group(name) == number] for number in range(3)]
