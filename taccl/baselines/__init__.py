@@ -31,6 +31,8 @@ from taccl.errors import CollectiveError, TopologyError
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -118,11 +120,9 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
             return None if found is None else keep_soonest(problem, found)
         return None
 
-    # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
-    first = "pairwise" if are_pairs(problem) else ""
     finer: list[Schedule] = []
     for group in _groups(problem):
-        for name in sorted(group, key=lambda name: (name != first, row_of(name).turn)):
+        for name in group:
             if (found := attempt(name, cut=False)) is not None:
                 made[name] = found
         built = [name for name in group if name in made]
@@ -139,8 +139,8 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     return min(every, key=lambda schedule: schedule.finish)
 
 
-def _groups(problem: Problem) -> list[list[str]]:
-    """Names of the baselines in groups, each of which is built and cut before the next.
+def _groups(problem: Problem) -> Sequence[list[str]]:
+    """Names of the baselines, in order, in groups, each of which is built and cut before the next.
 
     On tori and meshes the usually best ones come first. Those that take far longer than the quickest one come
     last.
@@ -148,9 +148,11 @@ def _groups(problem: Problem) -> list[list[str]]:
     takes_s, on_grid = build_times(problem, sys.maxsize), grid_of(problem.topology) is not None
     most_s = max(_LONG_S, _LONG_TIMES * min(takes_s.values(), default=0.0))
 
-    def group(name: str) -> int:
-        if on_grid and row_of(name).grid_place is not None:
-            return 0
-        return 2 if takes_s.get(name, 0.0) > most_s else 1
-
-    return [[name for name in BASELINES if group(name) == number] for number in range(3)]
+    # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
+    first = "pairwise" if are_pairs(problem) else ""
+    usual = {name: row_of(name).grid_place for name in BASELINES if on_grid and not first}
+    groups: tuple[list[str], ...] = [], [], []
+    for name in sorted(BASELINES, key=lambda name: (name != first, usual.get(name) or 0, row_of(name).turn)):
+        is_long = takes_s.get(name, 0.0) > most_s
+        groups[0 if usual.get(name) is not None else 1 + is_long].append(name)
+    return groups
