@@ -49,12 +49,12 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
     if not plan.get("gpus"):
         said = "found no gpus; expected one for each rank: convert the schedule or program again"
         raise FormatError(said, where="plan")
-    if any("inputChunks" in gpu for gpu in plan["gpus"]):
-        said = "found a plan of an earlier MSCCL++, with 'inputChunks' for 'input_chunks'"
-        raise FormatError(f"{said}; write it again with a current MSCCL++", where="plan")
     run: _PlanRun | None = None
     units, is_checked = 1, True
     try:
+        if any("inputChunks" in gpu for gpu in plan["gpus"]):
+            said = "found a plan of an earlier MSCCL++, with 'inputChunks' for 'input_chunks'"
+            raise FormatError(f"{said}; write it again with a current MSCCL++", where="plan")
         for r, gpu in enumerate(plan["gpus"]):
             check_gpu(gpu, r)
         for units, finer in finer_plans(plan):

@@ -122,6 +122,12 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
             said = f"found operation {unknown!r}, which cannot be checked here"
             known = ", ".join(OPERATIONS)
             raise FormatError(f"{said}; run the plan with MSCCL++, or use only {known}", where=where)
+        for group in (op["tbg_info"] for op in ops if "tbg_info" in op):
+            if not 0 <= group["tb_id"] < group["tbg_size"]:
+                said = (
+                    f"found tb_id {group['tb_id']} in a group of {group['tbg_size']} threadblocks (tbg_info)"
+                )
+                raise FormatError(f"{said}; expected one from 0 on", where=where)
         if any(op["name"] == "pipeline" for each in ops for op in each.get("ops", ())):
             raise FormatError("found a pipeline in a pipeline; expected operations", where=where)
         of_nic = next(

@@ -139,6 +139,13 @@ def test_a_superfluous_signal_is_found():
         (lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].extend([{"name": "nop"}] * 65), "at most 64"),
         (lambda plan: plan["gpus"][0]["threadblocks"][0].update(id=7), "found id 7"),
         (lambda plan: plan["gpus"][0]["threadblocks"][0].update(channels=3), "expected an MSCCL"),
+        (lambda plan: plan["gpus"].append(3), "expected an MSCCL"),
+        (
+            lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"][0].update(
+                tbg_info={"tb_id": 0, "tbg_size": 0}
+            ),
+            "found tb_id 0 in a group of 0 threadblocks",
+        ),
         (
             lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].append(
                 {"name": "copy", "src_buff": [], "dst_buff": []}
