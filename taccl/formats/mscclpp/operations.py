@@ -65,6 +65,8 @@ SHARED = (
 _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS, _MAX_BARRIERS = 64, 16, 8, 10, 16
 
 
+#: Max chunks of a buffer, so that plans are checked in seconds; our choice.
+_MOST_CHUNKS = 1 << 16
 #: Bytes of scratch that plans with ``reuse_resources`` share (``PREDFINED_SCRATCH_SIZE``).
 _REUSED_SCRATCH_BYTES = 1 << 26
 #: {name of a collective in plans: collective that defines the outputs to check}.
@@ -99,6 +101,10 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
             "least one each, as only such plans can be checked here",
             where="plan",
         )
+    sizes = [gpu[f"{name}_chunks"] for name in ("input", "output", "scratch")]
+    if max(sizes) > _MOST_CHUNKS:
+        said = f"found {max(sizes)} chunks in a buffer of gpu {r}; expected at most {_MOST_CHUNKS}"
+        raise FormatError(f"{said}, as only such plans can be checked here", where="plan")
     for t, threadblock in enumerate(gpu["threadblocks"]):
         where, ops = f"threadblock {t} of gpu {r}", [*flat_operations(threadblock["ops"])]
         lists = [each["channel_ids"] for each in threadblock["channels"]]
@@ -122,6 +128,10 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
             said = f"found operation {unknown!r}, which cannot be checked here"
             known = ", ".join(OPERATIONS)
             raise FormatError(f"{said}; run the plan with MSCCL++, or use only {known}", where=where)
+        longest = max((op["iter_context"]["num_chunks"] for op in ops if op["name"] == "pipeline"), default=0)
+        if longest > max(sizes):
+            said = f"found a pipeline of {longest} chunks"
+            raise FormatError(f"{said}; gpu {r} has buffers of at most {max(sizes)}", where=where)
         for group in (op["tbg_info"] for op in ops if "tbg_info" in op):
             if not 0 <= group["tb_id"] < group["tbg_size"]:
                 said = (
