@@ -66,7 +66,7 @@ _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS, _MAX_BARRIERS = 64, 16, 
 
 
 #: Max chunks of a buffer, so that plans are checked in seconds; our choice.
-_MOST_CHUNKS = 1 << 16
+_MOST_CHUNKS = 1 << 20
 #: Bytes of scratch that plans with ``reuse_resources`` share (``PREDFINED_SCRATCH_SIZE``).
 _REUSED_SCRATCH_BYTES = 1 << 26
 #: {name of a collective in plans: collective that defines the outputs to check}.
