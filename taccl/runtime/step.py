@@ -90,7 +90,7 @@ def _execute_on_rank(
     for number, starts, transfer in events_in_order(step):
         link = step.topology.links[transfer.link]
         if starts and link.src == rank:
-            data = mine.held(transfer.chunk).copy()
+            data = mine.sent(transfer).copy()
             pending.append((communicator.Isend(data, dest=link.dst, tag=number), data))
         elif not starts and link.dst == rank:
             data = mine.room(transfer.chunk)

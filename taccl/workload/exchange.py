@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from taccl._internal.arrays import Ints
 from taccl._internal.caching import cached
 from taccl.errors import InputError
 from taccl.problem import collectives
@@ -22,6 +25,7 @@ from taccl.problem.clauses import Clauses
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
+from taccl.schedule.combine import naming_contributions
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.topology import Topology
@@ -157,8 +161,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     """
     parts = parts_of(workload)
     problem = problem_of(workload, topology, parts)
-    names = ("chunk", "link", "group", "reduce")
-    columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype=np.int64)] for name in names}
+    sent: list[_Sends] = []
     groups = 0
     merging = tuple(problem.clauses.values("merge").items())
     pieces = dict(workload.pieces) if algorithm == "synthesized" else {}
@@ -173,25 +176,55 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
             along = sends_along(topology, collective, part.chunk_bytes, firsts)
             if along is not None:
                 sent_along.add((part.operation, part.tile))
-                for name in names:
-                    columns[name].append(along[name] + groups if name == "group" else along[name])
-                groups += len(along["group"])
+                sent.append(along._replace(group=along.group + groups))
+                groups += len(along.group)
         if (part.operation, part.tile) in sent_along:
             continue
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
-            sent = (kind, operation.shift, algorithm, merging, part.groups)
+            of = (kind, operation.shift, algorithm, merging, part.groups)
             # Similar sizes share a schedule, as the best one changes little within a factor of 4 in size.
-            found = _alone(topology, sent, 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
-            columns["chunk"].append(found.chunk + part.first)
-            columns["link"].append(found.link)
-            columns["group"].append(found.group + groups)
-            columns["reduce"].append(found.reduce)
+            found = _alone(topology, of, 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
+            every, first = np.arange(len(found.chunk)), np.int64(part.first)
+            sent.append(_Sends(found, every, found.chunk + first, found.group + np.int64(groups)))
             groups += found.num_sends
-    chunk, link, group, reduce = map(np.concatenate, columns.values())
+    nothing = (np.zeros(0, dtype=np.int64),) * 4
+    columns = zip(nothing, *(each.columns for each in sent), strict=True)
+    chunk, link, group, reduce = map(np.concatenate, columns)
+    names_sums = any(each.found.carries is not None for each in sent)
     return make_schedule(
-        problem, chunk=chunk, link=link, start=group, end=group + 1, group=group, reduce=reduce.astype(bool)
-    )
+        problem, chunk=chunk, link=link, start=group, end=group + 1, group=group,
+        reduce=None if names_sums else reduce.astype(bool),
+        contributions=[*chain(*(each.carried(problem) for each in sent))] if names_sums else None,
+    )  # fmt: skip
+
+
+class _Sends(NamedTuple):
+    """Sends of a part, or of several parts, of a collective.
+
+    - `found`: Schedule of the collective alone.
+    - `rows`: Transfers of `found`, in the order in which they are sent.
+    - `chunk`, `group`, (num_rows,): Their chunks and groups in the schedule of all parts.
+    """
+
+    found: Schedule
+    rows: Ints
+    chunk: Ints
+    group: Ints
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """Columns chunk, link, group and reduce of the sends."""
+        return self.chunk, self.found.link[self.rows], self.group, self.found.reduce[self.rows]
+
+    def carried(self, problem: Problem) -> list[Collection[int]]:
+        """Ranks whose contributions each send carries, in the problem of all parts."""
+        found, chunks = self.found, problem.collective.chunks
+        if not found.problem.collective.combining:  # each copy is a whole sum, or the data of one rank
+            return [chunks[chunk].origins for chunk in self.chunk.tolist()]
+        named = found if found.carries is not None else naming_contributions(found, found.problem)
+        every = named.contributions or []
+        return [every[row] for row in self.rows.tolist()]
 
 
 def _collective(kind: str, shift: int, groups: Sequence[tuple[int, ...]]) -> Collective:
@@ -262,8 +295,8 @@ def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: in
 
 def sends_along(
     topology: Topology, collective: Collective, chunk_bytes: int, firsts: Sequence[int]
-) -> dict[str, np.ndarray[Any, Any]] | None:
-    """Sends of all pieces of a collective, as arrays ordered by start; None if balancing does not apply.
+) -> _Sends | None:
+    """Sends of all pieces of a collective, ordered by start; None if balancing does not apply.
 
     - `chunk_bytes`: Size of the chunks of a piece.
     - `firsts`: For each piece, number that its first chunk has in the step.
@@ -278,12 +311,7 @@ def sends_along(
         chunks.append(firsts[piece[number]] + number)
         piece[number] += 1
     order = np.argsort(found.start, kind="stable")
-    return {
-        "chunk": np.array(chunks, np.int64)[found.chunk[order]],
-        "link": found.link[order],
-        "group": np.arange(len(order)),
-        "reduce": found.reduce[order],
-    }
+    return _Sends(found, order, np.array(chunks, np.int64)[found.chunk[order]], np.arange(len(order)))
 
 
 def _ends(chunk: Chunk) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from fractions import Fraction
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +59,11 @@ def lower_step(step: Step, operation: str) -> Program:
     part_of = [part for part in parts for _ in part.chunks]
     here, problem = np.isin(schedule.chunk, chunks), problem_of(step.workload, step.topology, parts)
     columns = {name: getattr(schedule, name)[here] for name in ("link", "start", "end", "group", "reduce")}
+    carried = schedule.contributions and [*compress(schedule.contributions, here.tolist())]
     number = np.searchsorted(chunks, schedule.chunk[here])
     program = lower(
-        make_schedule(problem, chunk=number, **columns), name=f"{step.workload.name}: {operation}"
+        make_schedule(problem, chunk=number, **columns, contributions=carried),
+        name=f"{step.workload.name}: {operation}",
     )
 
     def touched(slot: Slot | None, count: int, buffer: str, chunks: tuple[int, ...]) -> list[CollectivePart]:

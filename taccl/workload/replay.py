@@ -5,17 +5,19 @@ A rank sends the data that it holds when the send starts, so the result is right
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
+from taccl.schedule.contributions import Arrival, bits_of, make_up
 from taccl.workload.exchange import parts_by_chunk
 from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, rounded, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,7 +60,7 @@ def replay_step(
     for number, starts, transfer in events_in_order(step):
         link = step.topology.links[transfer.link]
         if starts:
-            every = [ranks[rank].held(transfer.chunk) for rank in link.srcs]
+            every = [ranks[rank].sent(transfer) for rank in link.srcs]
             under_way[number] = np.sum(every, axis=0, dtype=every[0].dtype)
             continue
         for rank in link.dsts:
@@ -87,14 +89,42 @@ class StepRank(RankTiles):
         self.step, self.ends = step, step.schedule.problem.collective.chunks
         self.part_of = parts_by_chunk(step.workload)
         self.chunks: dict[int, Array] = {}
+        #: Arrivals and values of each chunk whose sends name their contributions; they are kept unreduced.
+        self.arrived: dict[int, list[tuple[Arrival, Array]]] = defaultdict(list)
 
     def held(self, chunk: int) -> Array:
         """The rank's current values of a chunk, flattened. Raises `WorkloadError` if it has none."""
+        if chunk in self.arrived:
+            return self._sum(chunk, self.ends[chunk].origins)
+        if chunk not in self.chunks and self.rank not in self.ends[chunk].origins:
+            said = f"rank {self.rank} lacks chunk {chunk} of it; verify the step"
+            raise WorkloadError(said, where=self.part_of[chunk].operation)
+        return self._kept(chunk)
+
+    def sent(self, transfer: Transfer) -> Array:
+        """Values that the rank sends in a transfer: the named contributions, or all that it holds."""
+        if transfer.contributions is None:
+            return self.held(transfer.chunk)
+        return self._sum(transfer.chunk, transfer.contributions)
+
+    def _sum(self, chunk: int, ranks: Iterable[int]) -> Array:
+        """Sum of the contributions of some ranks to a chunk, composed of arrivals and the rank's own data."""
+        arrivals = [each for each, _ in self.arrived.get(chunk, ())]
+        if self.rank in self.ends[chunk].origins:
+            arrivals.insert(0, Arrival(-1, 1 << self.rank, -1))
+        parts = make_up(bits_of(ranks), arrivals)
+        if parts is None:
+            said = f"rank {self.rank} lacks contributions to chunk {chunk} of it; verify the step"
+            raise WorkloadError(said, where=self.part_of[chunk].operation)
+        values = [
+            self.arrived[chunk][each.send][1] if each.send >= 0 else self._kept(chunk) for each in parts
+        ]
+        return np.sum(values, axis=0, dtype=values[0].dtype)
+
+    def _kept(self, chunk: int) -> Array:
+        """Values of a chunk in place, flattened; first, the rank's own contribution."""
         if chunk not in self.chunks:
             part = self.part_of[chunk]
-            if self.rank not in self.ends[chunk].origins:
-                said = f"rank {self.rank} lacks chunk {chunk} of it; verify the step"
-                raise WorkloadError(said, where=part.operation)
             (mine,) = self.read(part.operation, part.tile)
             self.chunks[chunk] = self._cut(chunk, taken(mine, self._places(chunk, at_source=True)))
         return self.chunks[chunk]
@@ -105,8 +135,15 @@ class StepRank(RankTiles):
         return np.empty(len(self._spots(chunk)), dtype=dtype)
 
     def receive(self, transfer: Transfer, data: Array) -> None:
-        """Receive a chunk: add it to the rank's values if the transfer reduces, else replace them."""
+        """Receive a chunk: add it to the rank's values if the transfer reduces, else replace them.
+
+        Named contributions are kept as they arrive.
+        """
         chunk = transfer.chunk
+        if transfer.contributions is not None:
+            here = self.arrived[chunk]
+            here.append((Arrival(len(here), bits_of(transfer.contributions), len(here)), data))
+            return
         self.chunks[chunk] = self.held(chunk) + data if transfer.reduce else data
 
     def tile(self, name: str, number: int) -> Piece:

@@ -106,7 +106,7 @@ class _StepTasks:
 
     def __init__(self, workload: Workload, costs: Mapping[str, Fraction], sends: Schedule) -> None:
         self.workload, self.problem = workload, sends.problem
-        columns = {**sends.columns, "end": None, "contributions": None}
+        columns = {**sends.columns, "end": None}
         self.precedence = Precedence(sends.problem, sends.problem, **columns, places=True, impose=True)
         self.tasks, self.per_us = Tasks.of_sends(self.precedence), sends.problem.costs.ticks_per_us
         #: {(operation, tile, rank): task}. The end of a task in `makes` completes the tile at that rank.

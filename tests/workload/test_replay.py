@@ -8,7 +8,7 @@ import pytest
 
 import taccl
 from taccl import Workload
-from taccl.workload import Rates, fuse, overlap, reorder, schedule_workload, slice_state, split
+from taccl.workload import Rates, fuse, lower_step, overlap, reorder, schedule_workload, slice_state, split
 from taccl.workload.meaning import random_inputs
 from taccl.workload.replay import replay_step
 
@@ -86,6 +86,21 @@ def test_sends_bring_what_the_program_says(plain, transformed):
             if found[name][rank].shape != whole.shape:
                 whole = np.split(whole, 4)[rank]
             np.testing.assert_allclose(found[name][rank], whole, rtol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["one-shot", "multiplying"])
+def test_sends_may_name_their_contributions(algorithm):
+    """Baselines that keep arrivals unreduced give valid steps, the program's values, and valid programs."""
+    topology = taccl.topologies.mesh(2, 3)
+    before = Workload("sums", 6).input("x", (12, 6), dtype="float64", layout="partial")
+    before = before.then("y", "reduce_scatter", "x", axis=0).then("z", "send", "y", shift=1)
+    step = schedule_workload(before, topology, rates=RATES, algorithm=algorithm)
+    assert step.schedule.carries is not None
+    assert step.verify().ok
+    assert taccl.interpret(lower_step(step, "y")).ok
+    inputs = random_inputs(before)
+    expected, found = before.run(inputs), replay_step(step, inputs)
+    np.testing.assert_allclose(found["z"], expected["z"], rtol=1e-9)  # copies beside sums
 
 
 def test_a_send_left_out_shows():
