@@ -1,10 +1,10 @@
 """Exchange time: a bound on sums that nodes exchange directly, by the order of the sends in each node.
 
 In a short schedule, data of a rank reaches a rank of another node by one or two sends between nodes, with
-sends inside nodes. A rank that sends early to another node has received contributions of few ranks of its own
-node, as these arrive one by one. Prices of port time bound the cost of a send between nodes per pair of ranks
-that it joins: a rank whose data it carries, and a rank that gets them. See docs/formulation.md, "Exchange
-time".
+sends inside nodes. Data that a send between nodes carries has come to its source over a tree of sends, one
+after another. Prices of port time bound the cost of a send between nodes, and of the trees before and after
+it, per pair of ranks that it joins: a rank whose data it carries, and a rank that gets them. See
+docs/formulation.md, "Exchange time".
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +21,10 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.gathering import hub_of, trees_of
 from taccl.analysis.certificates.finding.horizons import HorizonSearch
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.hub_time import (
-    NEVER,
     Port,
     are_admitted,
     costs_of,
@@ -44,16 +43,16 @@ _FACTOR, _PRICE = 10**6, 10**5
 _TOO_MUCH = 2**46
 #: Denominator of the horizons that are tried, in ticks.
 _PER_TICK = 1000
-#: Max shares (eighths) of a pair's price that it pays for sends inside the source's node; all are tried.
-#: For sends inside the destination's node, a pair pays at most the rest. Each is also tried in reversed time.
-_SHARES = (0, 4)
-#: Prices of a port's time to try: they fall linearly from the start, and then are constant.
+#: Parts into which the price of a pair is split, between the nodes of its source and of its destination.
+_SHARES = 8
+#: Prices of a port's time to try: they fall linearly from the start, and end when they would be 0.
 #: `_HEIGHTS`: price at the start, as a multiple of the price of a pair of ranks.
-#: `_FALLS`: time of the whole fall to 0, as a share of the latency of a send in a node.
 #: `_LOW`: lowest price, as a share of that at the start.
-_HEIGHTS, _FALLS, _LOW = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0), (0.15, 0.3, 0.45, 0.6, 0.8), 0.02
+#: `_FALLS`: time of the whole fall to 0, as a share of the latency of a send in a node.
+_HEIGHTS, _LOW = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0), 0.03
+_FALLS = (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 2.7, 3.3, 4.0, 5.0)
 #: Grids, coarse to fine: (number of cells, steps of the search for the longest horizon, as shares of it).
-_GRIDS = ((160, (0.08, 0.04, 0.02, 0.01)), (320, (0.016, 0.008)), (640, (0.004, 0.001)))
+_GRIDS = ((180, (0.08, 0.04, 0.02, 0.01)), (340, (0.016, 0.008)), (640, (0.004, 0.001)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,8 @@ class ExchangeTime(Witness):
 
     - `horizon`: Ticks within which no schedule can end, as the prices prove.
     - `port_prices`: Prices of the time of ports into ranks, for sends inside nodes. They are given at the
-      ends of the cells of a grid, from time 0 on. Ports out of ranks have the same prices in reversed time.
+      ends of the cells of a grid, from time 0 on; later holds are free. Ports out of ranks have the same
+      prices in reversed time.
     - `port_factors`: Factors on the prices for holds of 0, 1, 2, ... cells, in millionths.
     - `nic_prices`, `nic_factors`: The same for the ports of sends between nodes. Their grid divides the
       horizon, less the idle ticks of a send between nodes, into equal cells.
@@ -162,21 +162,16 @@ class _Grid(NamedTuple):
     """Grid that divides time into cells of `cell` ticks; other times are in cells.
 
     - `shift`: Min time from the end of a hold inside a node to the start of a NIC's hold that follows it.
-    - `twice`: Time in which no data can make two sends inside a node.
-    - `port_cells`: Number of cells in which ports have prices.
     """
 
     cell: Fraction
     shift: int
-    twice: int
-    port_cells: int
 
 
 def _grid(nodes: _Nodes, horizon: Fraction, cells: int) -> _Grid:
     """Grid for a horizon, with `cells` cells in which NICs have prices."""
-    cell, hop = Fraction(horizon - nodes.nic.idle) / cells, nodes.port.alpha + nodes.port.idle
-    reach = math.ceil((2 * hop - nodes.port.idle) / cell)
-    return _Grid(cell, math.floor(nodes.port.idle / cell), math.floor(2 * hop / cell), reach)
+    cell = Fraction(horizon - nodes.nic.idle) / cells
+    return _Grid(cell, math.floor(nodes.port.idle / cell))
 
 
 def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
@@ -186,8 +181,6 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
         return False
     cells = len(witness.nic_prices) - 1
     grid = _grid(nodes, witness.horizon, cells)
-    if len(witness.port_prices) != grid.port_cells + 1:
-        return False
     for prices, factors, port in (
         (witness.port_prices, witness.port_factors, nodes.port),
         (witness.nic_prices, witness.nic_factors, nodes.nic),
@@ -217,31 +210,21 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     multiplied by the number of pairs that share a send inside a node, which makes them whole.
 
     - `costs`: Costs of holds inside nodes, from `costs_of`.
+
+    On one side of the send, each rank pays for a tree of its own. On the other side, ranks may pay for a hub.
     """
-    sharing, size = nodes.size * (nodes.number - 1), nodes.size
-    # Start cells to try for the send between nodes: a slice per number of holds inside the node before it.
-    # Before `grid.shift`, no hold can precede the send.
-    # From `grid.twice` on, holds before the send count as free, so only their largest number is tried.
-    first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
-    times = [slice(0, last), *[slice(first, last)] * (size - 2), slice(first, None)]
+    size, whole = nodes.size, pair * nodes.size * (nodes.number - 1)
+    shares = [-(-whole * share // _SHARES) for share in range(_SHARES + 1)]
+    trees = [trees_of(size, grid.shift, costs, each) for each in shares]
+    starts = np.clip(np.arange(cells + 1) - grid.shift, -1, len(costs))
     found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)
-    some, spare = range(1, size + 1), np.empty(found.size, np.int64)
-    for share in _SHARES:
-        before = pair * sharing * share // 8
-        early, late = (
-            _gathered(nodes, grid, cells, costs, most) for most in (before, pair * sharing - before)
-        )
-        gains = np.zeros_like(found)
-        for sources, ends in product(some, some):
-            rows, columns = times[sources - 1], times[ends - 1]
-            left = sources * ends * pair * sharing - ends * early[sources - 1, rows, None]
-            part = gains[rows, ::-1][:, columns]
-            gain = spare[: part.size].reshape(part.shape)
-            np.subtract(left, sources * late[ends - 1, columns], out=gain)
-            np.maximum(part, gain, out=part)
-        np.minimum(found, np.minimum(gains, gains[::-1, ::-1].T), out=found)
+    for one, other in zip(trees, trees[::-1], strict=True):
+        hub = hub_of(trees[-1], other, grid.shift, costs)
+        gains = size * one.best[starts, None] + hub[starts][None, ::-1]
+        np.minimum(found, gains, out=found)
+        np.minimum(found, gains[::-1, ::-1].T, out=found)
     onwards = _onwards(nodes, grid, cells)
-    found += -(-pair * sharing * (onwards + onwards[::-1, ::-1].T) // 2)
+    found += -(-whole * (onwards + onwards[::-1, ::-1].T) // 2)
     return np.triu(found)
 
 
@@ -257,26 +240,6 @@ def _onwards(nodes: _Nodes, grid: _Grid, cells: int) -> NDArray[np.int64]:
     return np.where(end <= math.ceil(cells - once), (nodes.number - 2) * sources * ends, 0)
 
 
-def _gathered(
-    nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], most: int
-) -> NDArray[np.int64]:
-    """Least cost of 0, 1, ... successive holds inside a node, by the start of the send that follows them.
-
-    Each hold costs at most `most`. From `grid.twice` on, holds cost nothing. Returns an array
-    (holds, start cell).
-    """
-    limited = np.where(costs < NEVER, np.minimum(costs, most), _TOO_MUCH)
-    found = np.full((nodes.size, cells + 1), _TOO_MUCH)
-    found[0] = 0
-    last = np.zeros(len(costs), np.int64)
-    ordered = slice(grid.shift, min(grid.twice, cells + 1))
-    for number in range(1, nodes.size):
-        last = np.minimum(_TOO_MUCH, np.minimum.accumulate((last[:, None] + limited).min(axis=0)))
-        found[number, ordered] = last[: max(0, ordered.stop - ordered.start)]
-        found[number, grid.twice :] = 0
-    return found
-
-
 class _Search(HorizonSearch["ExchangeTime"]):
     """Search for the longest horizon that prices prove, over a family of prices of ports."""
 
@@ -290,20 +253,55 @@ class _Search(HorizonSearch["ExchangeTime"]):
         once, hop = (port.alpha + port.idle for port in (nodes.nic, nodes.port))
         least = nodes.nic.idle + sends / nodes.nics
         starts = {max(float(once + number * hop), least) for number in (1, 2)}
-        super().__init__(sorted(starts, reverse=True), nodes.longest, (2, 2))
+        super().__init__(sorted(starts, reverse=True), nodes.longest, (4, 4))
 
-    def witness(self, horizon: float, cells: int, one: float, two: float) -> ExchangeTime | None:
-        """Witness with prices of height `one` and fall `two`; None if it does not prove the horizon."""
-        height, fall = one, two
+    def _proves(self, horizon: float, cells: int) -> bool:
+        """True if some prices prove that no schedule ends within `horizon` ticks; `best` keeps the witness.
+
+        From the last shape of prices on, the search moves to the neighbour that comes nearest to a proof.
+        """
+        if horizon > self.longest:
+            return False
+        found: dict[tuple[int, int], tuple[float, ExchangeTime | None]] = {}
+
+        def missing(shape: tuple[int, int]) -> float:
+            one, two = (family[index] for family, index in zip(self.families, shape, strict=True))
+            found[shape] = found.get(shape) or self._loaded(horizon, cells, one, two)
+            return found[shape][0]
+
+        shape = self.shape
+        while missing(shape) > 1:
+            one, two = shape
+            near = [(one - 1, two), (one + 1, two), (one, two - 1), (one, two + 1)]
+            inside = [(k, m) for k, m in near if 0 <= k < len(_HEIGHTS) and 0 <= m < len(_FALLS)]
+            best = min(inside, key=missing)
+            if missing(best) >= missing(shape):
+                return False
+            shape = best
+        witness = found[shape][1]
+        if witness is None or not _is_proven(self.facts, witness):
+            return False
+        self.best, self.shape = witness, shape
+        return True
+
+    def _loaded(
+        self, horizon: float, cells: int, height: float, fall: float
+    ) -> tuple[float, ExchangeTime | None]:
+        """Cost of all ports' time over the prices of all pairs, and the witness; it proves ratios up to 1."""
         nodes, whole = self.nodes, Fraction(round(horizon * _PER_TICK), _PER_TICK)
+        # Times are rounded down to whole cells: least on a grid on which idle times are nearly whole.
+        alpha, idle = (each / float(whole - nodes.nic.idle) for each in (nodes.port.alpha, nodes.port.idle))
+        grids = range(cells, cells * 15 // 16, -1)
+        cells = min(grids, key=lambda each: (-math.floor(alpha * each), (idle * each + 1e-3) % 1))
         grid = _grid(nodes, whole, cells)
         alpha, nic_alpha = (float(port.alpha / grid.cell) for port in (nodes.port, nodes.nic))
-        if alpha >= grid.port_cells - 1 or nic_alpha >= cells - 1 or grid.port_cells > _MOST_CELLS:
-            return None
+        priced = min(cells, math.ceil(fall * nodes.port.idle / grid.cell))
+        if alpha >= priced - 1 or nic_alpha >= cells - 1:
+            return math.inf, None
         pair = _PRICE / nodes.size**2
-        times = np.arange(grid.port_cells + 1) * float(grid.cell / nodes.port.idle) / fall
+        times = np.arange(priced + 1) * float(grid.cell / nodes.port.idle) / fall
         ports = np.rint(height * pair * np.maximum(_LOW, 1 - times)).astype(np.int64) + 1
-        factors = highest_factors(alpha, grid.port_cells, _swing(ports))
+        factors = highest_factors(alpha, priced, _swing(ports))
         costs = costs_of(ports.tolist(), factors, math.floor(alpha))
         sharing = nodes.size * (nodes.number - 1)
         worth = _worth(nodes, grid, cells, costs, round(pair * _FACTOR)) / (sharing * _FACTOR)
@@ -321,11 +319,9 @@ class _Search(HorizonSearch["ExchangeTime"]):
             nics = _whole(nics * (needed if again else needed.max()))
         total = 2 * nodes.number * nodes.size * twice_priced(ports.tolist()) / nodes.port.beta
         total += nodes.nics * twice_priced(nics.tolist()) / nodes.nic.beta
-        if total * float(grid.cell) > 2 * nodes.units * nodes.pairs * pair * (1 + 1e-6):
-            return None
         nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
         found = ExchangeTime(whole, tuple(ports.tolist()), factors, tuple(nics.tolist()), nic_factors)
-        return found if _is_proven(self.facts, found) else None
+        return total * float(grid.cell) / (2 * nodes.units * nodes.pairs * pair * (1 + 1e-6)), found
 
 
 def _whole(prices: NDArray[np.float64]) -> NDArray[np.int64]:

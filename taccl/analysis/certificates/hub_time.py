@@ -32,6 +32,8 @@ _MOST_RANKS = 16
 _MOST_CELLS = 400
 #: Integer value of the price 1, and of the factor 1.
 _PRICE, _FACTOR = 1000, 10**6
+#: Largest factor of a hold in a witness.
+_MOST_FACTOR = 10**9
 #: Prices to try fall from the start to a constant, and rise symmetrically to the end.
 #: `_MIDDLES`: price in the middle, as a share of the price at both ends.
 #: `_FALLS`: time at which prices stop falling, as a share of half the horizon.
@@ -177,7 +179,9 @@ def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
             rise = min(rise, max(0.0, room))
         found.append(found[-1] + rise)
     found += found[-1:] * math.floor(alpha)  # no hold is that short
-    return tuple(int(factor * _FACTOR * (1 - 1e-6)) for factor in reversed(found))
+    # Rounding lengthens the difference of two factors by 1 at most.
+    rounded = (int(factor * _FACTOR * (1 - 1e-6) - swing / 4) for factor in reversed(found))
+    return tuple(min(factor, _MOST_FACTOR) for factor in rounded)
 
 
 def port_of(facts: Facts, links: Sequence[int]) -> Port | None:
@@ -259,7 +263,7 @@ def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction)
     cells = len(prices) - 1
     if min(prices) < 1 or max(prices) > 10**6:
         return False
-    if alpha >= cells or min(factors) < 0 or max(factors) > 10**9:
+    if alpha >= cells or min(factors) < 0 or max(factors) > _MOST_FACTOR:
         return False
     swing = Fraction(max(map(abs, map(sub, prices[1:], prices))), min(prices))
     # Arithmetic is on whole numbers: times are multiples of a cell / `unit`, and factors are in millionths.
