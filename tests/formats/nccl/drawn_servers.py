@@ -78,12 +78,14 @@ class Drawn:
     - `links`: {(GPU, GPU): number of links}, the lower rank first.
     - `switched`: {GPU: number of links into an NVSwitch}.
     - `link_rate`: GB/s of one link between GPUs.
+    - `others`: {GPU of another kind: (its attributes, GB/s of one of its links)}.
     """
 
     cpus: list[tuple[str, list[Part]]]
     links: dict[Pair, int] = field(default_factory=dict)
     switched: dict[str, int] = field(default_factory=dict)
     link_rate: float = 0
+    others: dict[str, tuple[str, float]] = field(default_factory=dict)
     gpu: str = ""
     fabric: str = "nvlink"
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -104,6 +106,10 @@ class Drawn:
     def ports(self) -> dict[str, float]:
         """{port of a NIC: its GB/s}."""
         return {name: rate for _, part in self.parts() for name, rate in part.ports}
+
+    def kind(self, gpu: str) -> tuple[str, float]:
+        """(attributes of a GPU, GB/s of one of its links)."""
+        return self.others.get(gpu, (self.gpu, self.link_rate))
 
     def graph(self) -> nx.DiGraph:
         """CPUs, devices and ports with the capacity of each direction in GB/s."""
@@ -165,9 +171,10 @@ class Drawn:
         place = {gpu: rank for rank, gpu in enumerate(self.gpus)}
         found: dict[tuple[int, int], float | None] = {}
         for (a, b), count in self.links.items():
-            found[place[a], place[b]] = found[place[b], place[a]] = count * self.link_rate
+            slower = min(self.kind(a)[1], self.kind(b)[1])
+            found[place[a], place[b]] = found[place[b], place[a]] = count * slower
         for a, b in permutations(self.switched, 2):
-            found[place[a], place[b]] = min(self.switched[a], self.switched[b]) * self.link_rate
+            found[place[a], place[b]] = min(self.switched[each] * self.kind(each)[1] for each in (a, b))
         joined = nx.Graph([*found])
         joined.add_nodes_from(range(len(place)))
         if nx.is_connected(joined) and self.arguments.get("pcie") != "always":
@@ -212,7 +219,7 @@ class Drawn:
                     )
             if part.name in self.switched:
                 links += f'<nvlink target="0:fe:0.0" count="{self.switched[part.name]}" tclass="0x068000"/>'
-            inner = f'<gpu dev="{rank}" rank="{rank}" {self.gpu}>{links}</gpu>'
+            inner = f'<gpu dev="{rank}" rank="{rank}" {self.kind(part.name)[0]}>{links}</gpu>'
         if kind == "NIC":
             nets = (
                 f'<net name="{name}" dev="0" speed="{round(rate * 8000)}" port="{port}" gdr="1"/>'
@@ -334,6 +341,9 @@ def _draw_links(server: Drawn, rng: random.Random, *, is_matrix: bool) -> None:
     elif rng.random() < 0.3:
         gcn, server.link_rate = rng.choice([*XGMI.items()])
         server.gpu, server.fabric = f'sm="90" gcn="{gcn}"', "xgmi"
+    elif rng.random() < 0.3:
+        capability, rate = rng.choice([*NVLINKS.items()])
+        server.others = {gpu: (f'sm="{capability}"', rate) for gpu in gpus if rng.random() < 0.4}
     if kind == "switch" and server.fabric == "nvlink" and len(gpus) > 2:
         each = rng.choice((12, 18))
         server.switched = {
