@@ -30,8 +30,9 @@ _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 #: `_FEWEST_CHANNELS`: minimum number of channels in a rule of NCCL's tuner table.
 #: `_MOST_CHANNELS`: maximum number of channels in a rule, as NCCL 2.30 builds at most 64.
 _FEWEST_CHANNELS, _MOST_CHANNELS = 2, 64
-#: Number of channels in rules for RCCL, which builds up to 112, and reads the number as 8 bits with a sign.
-_RCCL_CHANNELS = 112
+#: {algorithm: number of channels in rules for RCCL}, which builds up to 112, for trees 64. RCCL reads the
+#: number as 8 bits with a sign.
+_RCCL_CHANNELS = {"ring": 112, "pat": 112, "tree": 64}
 #: Algorithms whose channels NCCL 2.30 does not limit to those that it built (NVLS: between nodes).
 _UNLIMITED = ("nvls", "collnet_direct", "collnet_chain")
 #: {collective: NCCL's algorithms besides ring}, in the order of their fallback rules in the table.
@@ -75,7 +76,8 @@ def nccl_tuner(
     NCCL uses at most the channels that it built, with three exceptions. Rules for CollNet, and for NVLS
     between servers, state two channels. Broadcasts of NCCL 2.29 and later follow the rules for an allgather,
     unless ``NCCL_ALLGATHERV_ENABLE=0`` is set. Set it, as they would use channels that do not exist.
-    Rules for GPUs of AMD state 112 channels, the maximum of RCCL, which gives small messages fewer.
+    Rules for GPUs of AMD state 112 channels, for trees 64: the most that RCCL uses. It gives small messages
+    fewer.
 
     Parameters
     ----------
@@ -130,10 +132,7 @@ def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int, *, is_rccl: 
     """Yield the table's lines for one collective; neighbouring sizes with equal rules share lines."""
     if is_rccl:
         rules = [
-            [
-                each if each.algorithm in _UNLIMITED else each._replace(channels=_RCCL_CHANNELS)
-                for each in some
-            ]
+            [rule._replace(channels=_RCCL_CHANNELS.get(rule.algorithm, rule.channels)) for rule in some]
             for some in rules
         ]
     first = 0

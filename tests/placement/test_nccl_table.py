@@ -272,8 +272,9 @@ def test_the_table_names_the_variable_that_limits_channels_of_broadcasts(table):
 
 
 def test_rules_for_amd_have_as_many_channels_as_rccl_builds():
-    """RCCL builds up to 112 channels, so a limit of 64 would slow rings; NCCL's variable is not its own."""
+    """RCCL builds up to 112 channels, so a limit of 64 would slow rings, and has trees in 64 of them."""
     text = nccl_tuner(taccl.topologies.parse("mi300x"))
     rules = [line.split(",") for line in text.splitlines() if not line.startswith("#")]
-    assert {rule[5] for rule in rules if rule[3] in ("ring", "tree", "pat")} == {"112"}
+    assert {rule[5] for rule in rules if rule[3] in ("ring", "pat")} == {"112"}
+    assert {rule[5] for rule in rules if rule[3] == "tree"} == {"64"}
     assert "ALLGATHERV" not in text
