@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -19,12 +19,13 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count, format_s
+from taccl.analysis.certificates.scopes import known_bound_over_all_chunkings, share_bound_over_all_chunkings
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem.making import merged
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.bounding import look_for_bound_over_all_chunkings
+from taccl.synthesis.bounding import look_for_bound_over_all_chunkings, no_bound
 from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement
 from taccl.synthesis.kernels.improvement_kernel import improve
 from taccl.synthesis.kernels.limits import Limits
@@ -65,6 +66,8 @@ _NEARBY_ROUNDS, _NEARBY_HOPS, _NEARBY_RUNS = 3, 200_000, 4
 #: `_MOST_NEARBY`: max numbers of chunks that are tried again after the search (0.7 s of CPU each).
 #: `_NEARLY`: max ratio of the finish of their first trials to the earliest finish.
 _MOST_NEARBY, _NEARLY = 3, 1.05
+#: Max relative difference of finishes that count as equal, such as by chunk sizes in whole bytes.
+_TIE = 1e-7
 #: Reason for a skipped step.
 _COLD = "its kernels are not compiled"
 #: Max ratio of the list scheduler's finish with a number of chunks to its earliest, to improve that schedule.
@@ -147,14 +150,14 @@ def choose_with_sketches(
     if suggests and may_suggest and is_late:
         said = f"a first sketch takes about {format_s(first_s)}, and {format_s(until.left_s)} are left for it"
         skipped["suggest"] = said
-    if suggests and partitions and not is_late and may_suggest:
+    if suggests and partitions and not is_late and may_suggest and best_us > tried.enough_us:
         # InputError: no sketch can describe the topology.
         with suppress(InputError, OutOfTime), until.interruptible():
             found = suggest_for(
                 list(partitions), partitions.__getitem__, options, most=suggesting.sketches,
                 time_limit_s=until.left_s, give_up=give_up,
             )  # fmt: skip
-            if found and found[0].finish_us < best_us:
+            if found and found[0].finish_us < (1 - _TIE) * best_us:
                 best = partitions[found[0].problem.collective.chunks_per_rank]
             sketches = [each for each in found if each.problem.collective == best.collective]
     if all(best is not each for each in problems.values()):  # `best` merges chunks, unlike these sketches
@@ -180,6 +183,7 @@ def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
         return whole, []
     if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_hops:
         compile_in_a_row(search, whole, limit)
+    share_bound_over_all_chunkings(whole, search.problem)
     until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
     give_up = limit.sooner(suggesting.give_up_share * limit.left_s)
     skipped: dict[str, str] = {}
@@ -221,6 +225,12 @@ class _Trials:
     first: dict[int, Schedule] = field(default_factory=dict)
     untried: list[int] = field(default_factory=list)
 
+    @property
+    def enough_us(self) -> float:
+        """Finish in us that meets the known bound over all chunkings; 0 without one."""
+        bound = known_bound_over_all_chunkings(no_bound(self.whole))
+        return 0.0 if bound is None else (1 + _TIE) * bound.bound_us
+
     def soonest(self) -> tuple[Problem, float]:
         """(problem in the best number of chunks, its finish in us).
 
@@ -254,7 +264,7 @@ class _Trials:
         return best, best_us
 
     def _try_all(self, fewest: Problem) -> None:
-        """Try all numbers of chunks, in order, until time is up or one has no schedule.
+        """Try numbers of chunks, in order, until time is up, one has no schedule, or one meets the bound.
 
         The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
         scheduler in Python is better on few hops. It also runs if kernels are not compiled and cannot be in
@@ -288,6 +298,8 @@ class _Trials:
                     self.untried = [each for each in self.problems if each >= count]
                 break
             self.first[count] = made
+            if made.finish_us <= self.enough_us:
+                break
 
     def _report(self, count: int, best_us: float | None, said: str = "") -> None:
         self.options.observer.report(f"{format_count(count, 'chunk')} per rank{said}", best_us)
@@ -363,7 +375,7 @@ class _Trials:
         """
         first, options = self.first, self.options
         finishes = {count: made.finish_us for count, made in first.items()}
-        best = min(finishes, key=finishes.__getitem__)
+        best = _fewest(finishes)
         if not first[best].problem.collective.sums_up:
             return best, finishes[best]
         if not is_compiled(improve):
@@ -386,8 +398,14 @@ class _Trials:
             if improved.get(best, finishes[best]) > _OVERLAPS * finishes[best]:
                 break
         compared = {**{best: finishes[best]}, **improved}
-        best = min(sorted(compared), key=compared.__getitem__)
+        best = _fewest(compared)
         return best, compared[best]
+
+
+def _fewest(finishes: Mapping[int, float]) -> int:
+    """The least number of chunks with the earliest finish, where finishes within `_TIE` are equal."""
+    least_us = min(finishes.values())
+    return min(count for count, us in finishes.items() if us <= (1 + _TIE) * least_us)
 
 
 @cached

@@ -8,11 +8,13 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import NEVER, Deadline
+from taccl.analysis.certificates.scopes import bound_over_all_chunkings, share_bound_over_all_chunkings
 from taccl.baselines import ring
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.making import make_problem, merged
 from taccl.problem.problem import Clauses
+from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.checking import continue_from
 from taccl.synthesis.improve.improvement import compile_improvement, improve_schedule
 from taccl.synthesis.options import Options
@@ -235,6 +237,22 @@ def test_one_chunk_need_not_be_among_the_numbers(name):
     assert chosen.collective.chunks_per_rank >= 3
     tiny = taccl.make_problem(taccl.topologies.ring(4), name, size_bytes=1)
     assert taccl.choose_chunks(tiny, parameters=parameters).collective.chunks_per_rank == 1
+
+
+def test_no_number_is_tried_after_one_meets_the_bound(monkeypatch):
+    """On a ring of three, an allgather in one chunk per rank meets the bound over all chunkings."""
+    problem = taccl.make_problem(taccl.topologies.ring(3), "allgather", size_bytes=3 * 10**6)
+    tried, quick = [], chunks.quick_schedule
+
+    def recording(problem, options, until):
+        tried.append(problem.collective.chunks_per_rank)
+        return quick(problem, options, until)
+
+    monkeypatch.setattr(chunks, "quick_schedule", recording)
+    bound_over_all_chunkings(no_bound(problem))
+    share_bound_over_all_chunkings(problem.in_its_chunks, problem)
+    assert taccl.choose_chunks(problem, time_limit_s=AMPLE_S).collective.chunks_per_rank == 1
+    assert tried == [1]
 
 
 def test_numbers_near_the_chosen_one_are_tried_again_after_the_search():
