@@ -19,15 +19,17 @@ from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import schedule_large, why_not
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
     from taccl.topology.topology import Topology
 
-#: `_SHARES`: chunk sizes to try before the default one, in order, as multiples of `usual_chunk_bytes`.
+#: `_STEP`: ratio of successive chunk sizes that are tried.
 #: `_MOST_CHUNKS`: max number of chunks for chunk sizes below `usual_chunk_bytes`.
 #: `_ENOUGH`: ratio of the finish to the lower bound (`Borders`) at which the search ends.
-_SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.02
+_STEP, _MOST_CHUNKS, _ENOUGH = 4, 30_000, 1.02
 
 
 @checked
@@ -85,7 +87,8 @@ class AllToAllV:
         table = checked_sizes(sizes, self.topology.num_ranks, self.topology.name)
         enough_us = _ENOUGH * self._borders.least_us(table)
         best: Schedule | None = None
-        for chunk_bytes in self._chunk_sizes(table):
+        finish_us: dict[int, float] = {}
+        for chunk_bytes in self._chunk_sizes(table, finish_us):
             problem = alltoallv_problem(self.topology, table, chunk_bytes=chunk_bytes)
             if said := why_not(problem):
                 raise InputError(f"found {said}; taccl.synthesize schedules this exchange", where="topology")
@@ -93,6 +96,7 @@ class AllToAllV:
             found = schedule_large(
                 problem, num_runs=self.num_orders, seed=self.seed, target_ticks=target_ticks
             )
+            finish_us[chunk_bytes] = found.finish_us
             if best is None or found.finish < best.finish:
                 best = found
             if best.finish_us <= enough_us:
@@ -101,14 +105,25 @@ class AllToAllV:
         verify(best).raise_if_failed()
         return best
 
-    def _chunk_sizes(self, table: NDArray[np.int64]) -> list[int]:
-        """Chunk sizes to try, in bytes, in order."""
+    def _chunk_sizes(self, table: NDArray[np.int64], finish_us: Mapping[int, float]) -> Iterator[int]:
+        """Yield chunk sizes in bytes: the usual one, a smaller one, then a still smaller or a larger one.
+
+        - `finish_us`: {chunk size: finish in us} of those yielded before.
+        """
         if self.chunk_bytes is not None:
-            return [self.chunk_bytes]
+            yield self.chunk_bytes
+            return
+        largest = max(1, int(table.max(initial=0)))  # all larger sizes give one chunk per pair
         usual = usual_chunk_bytes(self.topology, table)
-        fine = default_chunk_bytes(self.topology, table)
-        sizes = dict.fromkeys([*(max(1, int(usual * share)) for share in _SHARES), fine])
-        return [each for each in sizes if each >= usual or (-(-table // each)).sum() <= _MOST_CHUNKS]
+        first, smaller = min(usual, largest), max(1, usual // _STEP)
+        yield first
+        if smaller < first and (-(-table // smaller)).sum() <= _MOST_CHUNKS:
+            yield smaller
+        pays = finish_us.get(smaller, finish_us[first]) < finish_us[first]
+        third = max(1, smaller // _STEP) if pays else min(_STEP * usual, largest)
+        for each in (third, min(default_chunk_bytes(self.topology, table), largest)):
+            if each not in finish_us and (each >= first or (-(-table // each)).sum() <= _MOST_CHUNKS):
+                yield each
 
     def __repr__(self) -> str:
         return f"AllToAllV({self.topology.name})"

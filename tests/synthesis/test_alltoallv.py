@@ -35,6 +35,20 @@ def test_the_data_of_every_pair_arrive():
     assert taccl.verify(found).ok
 
 
+@pytest.mark.parametrize(
+    ("pair_bytes", "factors"), [(10**7, [1, 1 / 4, 4]), (10**9, [1, 1 / 4, 1 / 16]), (9, [1])]
+)
+def test_chunk_sizes_follow_the_one_that_gains(pair_bytes, factors):
+    """After the usual and a smaller size, a still smaller or a larger one is tried; equal chunks only once."""
+    sizes = np.zeros((16, 16), int)
+    sizes[:8, 8:] = pair_bytes
+    finish_us, tried = {}, []
+    for each in taccl.AllToAllV(TWO_NODES)._chunk_sizes(sizes, finish_us):
+        tried.append(each)
+        finish_us[each] = each if pair_bytes > 10**8 else 1 / each
+    assert tried == [int(tried[0] * factor) for factor in factors]
+
+
 def test_nothing_to_send_is_a_schedule():
     """A matrix of zeros has a schedule without sends."""
     assert taccl.AllToAllV(TWO_NODES).schedule(np.zeros((16, 16), int)).num_sends == 0
