@@ -41,6 +41,7 @@ class Baseline(NamedTuple):
     - `small_torus_place`: `place` for small messages on tori of several dimensions, if it differs there.
     - `pairs_place`: `place` for chunks that each go from one rank to one other, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
+    - `pairs_s`: `build_s` for chunks that each go from one rank to one other, if it differs there.
     - `forms_transfers`: Max transfers of all forms (variants) together, if the baseline builds several and
       keeps the best; 0 if it builds only one. If each chunk goes from one rank to one other, few forms
       differ, so the build time of one form is assumed.
@@ -49,6 +50,8 @@ class Baseline(NamedTuple):
       build.
     - `finer_chunks`: Collectives for which finer chunks usually help, on tori or several nodes: ``"root"``
       (those with a root), ``"all"`` (the others), ``"both"``, or empty for none.
+    - `floods`: Number of forms in which all chunks are first sent to all ranks, and then those left out that
+      no destination needs.
     - `spreads`: True if finer chunks of few ranks take links of all ranks of a node, unlike whole chunks.
     """
 
@@ -60,22 +63,28 @@ class Baseline(NamedTuple):
     small_torus_place: int | None = None
     pairs_place: int | None = None
     build_s: float = 0.3
+    pairs_s: float | None = None
     forms_transfers: int = 0
     competes: bool = True
     names_contributions: bool = False
     finer_chunks: Literal["", "root", "all", "both"] = ""
+    floods: int = 0
     spreads: bool = False
 
 
 TABLE: dict[str, Baseline] = {
     "ring": Baseline(ring, place=5, build_s=0.4),
     "tree": Baseline(tree, "double binary tree", turn=-3, place=4, build_s=0.14, finer_chunks="root"),
-    "recursive": Baseline(recursive, "halving-doubling", place=1, pairs_place=10, build_s=0.14),
-    "swing": Baseline(swing, place=8, build_s=0.12),
-    "bine": Baseline(bine, "bine trees", place=7, grid_place=-1, small_torus_place=-4, build_s=0.14),
+    "recursive": Baseline(recursive, "halving-doubling", place=1, pairs_place=10, build_s=0.14, floods=2),
+    "swing": Baseline(swing, place=8, build_s=0.12, floods=1),
+    "bine": Baseline(
+        bine, "bine trees", place=7, grid_place=-1, small_torus_place=-4, build_s=0.14, floods=2
+    ),
     "bucket": Baseline(bucket, place=6, grid_place=-2, build_s=0.12, finer_chunks="all"),
-    "hierarchical": Baseline(hierarchical, place=2, build_s=0.45, finer_chunks="both", spreads=True),
-    "dimension-balanced": Baseline(dimension_balanced),
+    "hierarchical": Baseline(
+        hierarchical, place=2, build_s=0.45, pairs_s=0.15, finer_chunks="both", spreads=True
+    ),
+    "dimension-balanced": Baseline(dimension_balanced, pairs_s=0.02, finer_chunks="all"),
     "pairwise": Baseline(pairwise, turn=-1, place=3, pairs_place=1, build_s=0.1),
     "one-shot": Baseline(one_shot, turn=1, place=9, build_s=0.12, names_contributions=True),
     "multiplying": Baseline(
@@ -85,6 +94,7 @@ TABLE: dict[str, Baseline] = {
         place=0,
         small_torus_place=-3,
         build_s=0.6,
+        pairs_s=0.15,
         forms_transfers=MOST_TRANSFERS,
         names_contributions=True,
     ),  # fmt: skip
@@ -118,8 +128,9 @@ def soonest_us(name: str, whole: Schedule) -> float:
     return found
 
 
-#: Estimated max number of forms (variants) that a baseline builds; it keeps the best of them.
-_MOST_FORMS = 11
+#: `_MOST_FORMS`: estimated max number of forms (variants) that a baseline builds; it keeps the best of them.
+#: `_FLOOD_S`: CPU seconds per 10,000 transfers that are left out again (`Baseline.floods`).
+_MOST_FORMS, _FLOOD_S = 11, 0.004
 
 
 def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) -> dict[str, float]:
@@ -135,10 +146,18 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
     transfers = dict.fromkeys((name for name in BASELINES if row_of(name).competes), others)
     if "one-shot" in transfers:
         transfers["one-shot"] = max(int(starting @ ending), least_transfers(problem))
-    has_forms = whole and not are_pairs(problem)
+    is_pairs = are_pairs(problem)
+    has_forms = whole and not is_pairs
     most = {name: row_of(name).forms_transfers if has_forms else 0 for name in transfers}
+    left_out = max(0, problem.collective.num_chunks * problem.topology.num_ranks - others)
+    each_s = {
+        name: row.pairs_s if is_pairs and row.pairs_s is not None else row.build_s
+        for name, row in zip(transfers, map(row_of, transfers), strict=True)
+    }
     return {
-        name: per_link_s + row_of(name).build_s * max(count, min(most[name], _MOST_FORMS * count)) / 10_000
+        name: per_link_s
+        + each_s[name] * max(count, min(most[name], _MOST_FORMS * count)) / 10_000
+        + row_of(name).floods * _FLOOD_S * left_out / 10_000
         for name, count in transfers.items()
         if count <= most_transfers * (1 if name == "one-shot" else num_phases)
     }

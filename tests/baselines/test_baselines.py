@@ -13,7 +13,7 @@ from taccl import baselines, collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline, best
-from taccl.baselines.table import soonest_us
+from taccl.baselines.table import build_times, soonest_us
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
@@ -302,3 +302,13 @@ def test_baselines_that_are_too_busy_to_be_best_are_not_tried_in_finer_chunks(mo
     monkeypatch.setattr("taccl.baselines._CUT_ANYWAY", few)
     best(problem)
     assert cuts == found
+
+
+def test_exchanges_of_pairs_are_estimated_with_what_they_leave_out():
+    """Bine trees first send chunks of an alltoall to all ranks, which takes longer than a pairwise exchange."""
+    pairs, copies = (make_problem(fabrics.torus(4, 4, 8), name, size_bytes=4 * 10**6)
+                     for name in ("alltoall", "allgather"))  # fmt: skip
+    many = build_times(pairs, 10**9)
+    assert many["bine"] > 3 * many["pairwise"]
+    few = build_times(copies, 10**9)
+    assert few["bine"] < 2 * few["pairwise"]
