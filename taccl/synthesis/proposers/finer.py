@@ -119,15 +119,12 @@ def offer_hubs(search: Search) -> Search | None:
 def offer_passes(search: Search) -> Search | None:
     """Propose the bucket algorithm in finer chunks with merged sends, if it is the preferred baseline.
 
-    That is on tori and meshes. In whole chunks without merging, as among the first baselines, it takes up to
-    three times as long. Returns the search that holds the schedule; None if it is not earlier.
+    That is on tori and meshes, unless all data start or end at one rank. In whole chunks without merging, as
+    among the first baselines, it takes up to three times as long. Returns the search that holds the schedule; None if it is not earlier.
     """
     problem, since = _opened(search.problem), time.monotonic()
-    if (
-        grid_of(problem.topology) is None
-        or not may_merge(problem)
-        or preferred(search.problem)[0] != "bucket"
-    ):
+    is_grid = grid_of(problem.topology) is not None and not is_at_one_rank(problem)
+    if not (is_grid and may_merge(problem) and preferred(search.problem)[0] == "bucket"):
         return None
     portfolio, budget = search.parameters.portfolio, search.parameters.budget
     until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
