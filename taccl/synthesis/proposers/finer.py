@@ -120,7 +120,8 @@ def offer_passes(search: Search) -> Search | None:
     """Propose the bucket algorithm in finer chunks with merged sends, if it is the preferred baseline.
 
     That is on tori and meshes, unless all data start or end at one rank. In whole chunks without merging, as
-    among the first baselines, it takes up to three times as long. Returns the search that holds the schedule; None if it is not earlier.
+    among the first baselines, it takes up to three times as long. Returns the search that holds the schedule;
+    None if it is not earlier.
     """
     problem, since = _opened(search.problem), time.monotonic()
     is_grid = grid_of(problem.topology) is not None and not is_at_one_rank(problem)
