@@ -180,10 +180,10 @@ def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich"
 
 @checked
 def rankfile(placement: Placement, hosts: Sequence[str]) -> str:
-    """Rank file for Open MPI 5: ``mpirun --map-by rankfile:FILE=...``. It binds no rank to a core.
+    """Rank file for Open MPI 5.0.10 (PRRTE 3.0.13): ``mpirun --map-by rankfile:FILE=...``. It binds no rank.
 
     The file names no slots: Open MPI takes these for core numbers, and would bind each rank to one core.
-    Without them Open MPI 5 binds no rank, whatever ``--bind-to`` says, and earlier versions reject the file.
+    Without them Open MPI binds no rank, whatever ``--bind-to`` says, and earlier versions reject the file.
     A host file (`hostfile`) gives the same order with the usual binding.
     """
     return "".join(f"rank {rank}={host}\n" for rank, host in enumerate(_placed(placement, hosts)))

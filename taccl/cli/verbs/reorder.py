@@ -73,7 +73,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(group, "--hostfile FILE", "write a host file in the new order")
     help = "launcher of the host file (default mpich, with Hydra); for torchrun, a script that prints options"
     option(group, "--launcher mpich|openmpi|slurm|torchrun", help, default="mpich")
-    option(group, "--rankfile FILE", "write a rank file for Open MPI 5")
+    option(group, "--rankfile FILE", "write a rank file for Open MPI 5.0.10 and later")
     option(group, "--openmpi-rules FILE", "write Open MPI's dynamic rules: the algorithm for each size")
     option(
         group, "--mpich-selection FILE", "write MPICH's selection file (JSON): the algorithm for each size"
@@ -252,7 +252,8 @@ def _start(
         path = shlex.quote(str(options.rankfile))
         start.append(f"mpirun -n {len(found.order)} --map-by rankfile:FILE={path}")
         notes.append(
-            "Open MPI ignores --bind-to for rank files; --hostfile with --launcher openmpi keeps its binding"
+            "Open MPI ignores --bind-to for rank files, and starts nothing from them before 5.0.10, as they name "
+            "no slots; --hostfile with --launcher openmpi keeps its binding, on every version"
         )
     if options.nccl_tuner is not None:
         library, path = library_name(found.topology), shlex.quote(str(options.nccl_tuner))
