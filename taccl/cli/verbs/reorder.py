@@ -252,8 +252,8 @@ def _start(
         path = shlex.quote(str(options.rankfile))
         start.append(f"mpirun -n {len(found.order)} --map-by rankfile:FILE={path}")
         notes.append(
-            "Open MPI ignores --bind-to for rank files, and before 5.0.10 starts nothing from them, as they have "
-            "no slots; --hostfile with --launcher openmpi keeps its binding, with earlier versions, too"
+            "Open MPI ignores --bind-to for rank files, and before 5.0.10 starts nothing from them; "
+            "--hostfile with --launcher openmpi keeps its binding, with earlier versions, too"
         )
     if options.nccl_tuner is not None:
         library, path = library_name(found.topology), shlex.quote(str(options.nccl_tuner))
