@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked, known_word
-from taccl.errors import CollectiveError, FormatError, InputError
+from taccl.errors import CollectiveError, FormatError, InputError, LossyConversionWarning, warn
 
 if TYPE_CHECKING:
     import os
@@ -154,13 +154,24 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
         Size of the communicators to which the choices apply.
     base : path
         MPICH's library (``libmpi.so``), which contains its rules, or a file of these rules.
+
+    Warns
+    -----
+    LossyConversionWarning
+        If the library lacks an algorithm, as MPICH 4.0 lacks rings of allreduces. Its own rules apply then.
     """
-    tree = _selection_of(Path(base))
+    data, tree = _selection_of(Path(base))
+    is_library, lacking = b"\0" in data, set[str]()  # a file of rules does not name all algorithms
     for kind, each in groupby(choices, key=lambda choice: choice.collective):
         rules: dict[str, Any] = {}
+        own = tree[f"collective={kind}"]["comm_type=intra"]
 
         def run(name: str) -> dict[str, Any]:
-            return {f"algorithm=MPIR_{kind.capitalize()}_intra_{LIBRARY_NAMES[kind][name][1]}": {}}  # noqa: B023
+            function = f"MPIR_{kind.capitalize()}_intra_{LIBRARY_NAMES[kind][name][1]}"  # noqa: B023
+            if is_library and function.encode() not in data:
+                lacking.add(function)
+                return own  # type: ignore[no-any-return]  # noqa: B023
+            return {f"algorithm={function}": {}}
 
         for choice in each:
             last = choice.most_bytes == ENDLESS
@@ -170,7 +181,6 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
             rules[key] = run(choice.algorithm)
             if (kind, choice.algorithm) == ("allreduce", "halving-doubling"):  # needs one element per rank
                 rules[key] = {"count<pow2": run("doubling"), "count=any": rules[key]}
-        own = tree[f"collective={kind}"]["comm_type=intra"]
         if kind == "allreduce":  # a ring needs a commutative operation, halving-doubling a predefined one
             rules = {
                 "is_commutative=yes": {"is_op_built_in=yes": rules, "is_op_built_in=no": own},
@@ -180,13 +190,21 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
             rules = {"is_sendbuf_inplace=no": rules, "is_sendbuf_inplace=yes": own}
         exactly = {f"comm_size<{num_ranks}": own, f"comm_size<={num_ranks}": rules, "comm_size=any": own}
         tree[f"collective={kind}"]["comm_type=intra"] = exactly
+    if lacking:
+        names = ", ".join(sorted(lacking))
+        warn(f"{base} has no {names}; its own rules are kept where these are chosen", LossyConversionWarning)
     return json.dumps(tree, indent=1) + "\n"
 
 
-def _selection_of(base: Path) -> dict[str, Any]:
-    """Read MPICH's own tree of selection rules from its library or from a JSON file."""
+def _selection_of(base: Path) -> tuple[bytes, dict[str, Any]]:
+    """(content, MPICH's own tree of selection rules) of its library or of a JSON file.
+
+    A library may be a text that names another one for the linker, as in packages for pip.
+    """
     try:
         data = base.read_bytes()
+        if linked := re.match(rb"INPUT\s*\(\s*([\w./+-]+)\s*\)", data[:4096]):
+            data = base.with_name(Path(linked[1].decode()).name).read_bytes()
     except OSError as error:
         said = f"the file cannot be read ({error.strerror}); give MPICH's libmpi.so, or its selection file"
         raise InputError(said, where=str(base)) from None
@@ -198,6 +216,6 @@ def _selection_of(base: Path) -> dict[str, Any]:
             continue
         if {"collective=allreduce", "collective=ibarrier"} <= set(tree):
             found: dict[str, Any] = tree
-            return found
+            return data, found
     said = "found no selection rules; give the libmpi.so of MPICH 4 or later, or its selection file"
     raise FormatError(said, where=str(base))

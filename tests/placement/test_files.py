@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import taccl
-from taccl.errors import ExecutionError, FormatError, InputError
+from taccl.errors import ExecutionError, FormatError, InputError, LossyConversionWarning
 from taccl.placement.files import Choice, choose, mpich_selection, openmpi_rules
 from tests.placement.clouds import cloud
 
@@ -113,6 +113,23 @@ class TestChoices:
         assert by_size["comm_size<4"] == by_size["comm_size=any"] == own
         ring = by_size["comm_size<=4"]["is_commutative=yes"]["is_op_built_in=yes"]
         assert ring == {"avg_msg_size=any": {"algorithm=MPIR_Allreduce_intra_ring": {}}}
+
+    def test_algorithms_that_a_library_lacks_are_left_out(self, tmp_path):
+        """MPICH 4.0 has no ring for allreduces, and aborts if it is chosen: its own rules are kept.
+
+        The library's name may be that of a text for the linker, as in packages for pip.
+        """
+        own = {"algorithm=MPIR_Allreduce_intra_recursive_doubling": {}}
+        tree = {"collective=allreduce": {"comm_type=intra": own}, "collective=ibarrier": {"x": {}}}
+        path = tmp_path / "libmpi.so"
+        path.write_text("INPUT(libmpi.so.12)\n")
+        path.with_name("libmpi.so.12").write_bytes(b"\x7fELF\0" + json.dumps(tree).encode() + b"\0")
+        with pytest.warns(LossyConversionWarning, match="has no MPIR_Allreduce_intra_ring; its own rules"):
+            made = json.loads(mpich_selection(one("ring"), 4, base=path))
+        by_size = made["collective=allreduce"]["comm_type=intra"]["comm_size<=4"]
+        assert by_size["is_commutative=yes"]["is_op_built_in=yes"] == {"avg_msg_size=any": own}
+        chosen = {"algorithm=MPIR_Allreduce_intra_recursive_doubling": {}}
+        assert str(chosen) in str(json.loads(mpich_selection(one("doubling"), 4, base=path)))
 
     def test_a_base_without_a_tree_is_refused(self, tmp_path):
         """A base file without a selection tree is refused, and so is a missing file."""
