@@ -58,6 +58,7 @@ class Tuning:
         return [
             each
             for kind, times in self.times_us.items()
+            if times
             for each in fastest(kind, self.sizes, times, noise=_NOISE)
         ]
 
@@ -97,7 +98,8 @@ def measure_collectives(
     InputError
         If neither `ranks` nor `launcher` is given, or this process is itself a rank of a launcher.
     ExecutionError
-        If there is no MPI, a rank dies, or the library is neither Open MPI nor MPICH.
+        If there is no MPI, a rank dies with the first algorithm, or the library is neither Open MPI nor
+        MPICH. Later algorithms that do not run are left out.
     """
     if launched_by() is not None:
         said = "found ranks that a launcher has started, but each algorithm needs its own run; "
@@ -115,10 +117,16 @@ def measure_collectives(
         for name in names:
             note(f"{kind} by {name}")
             request = {"kind": kind, "sizes": sizes, "repetitions": repetitions}
-            report = launched(
-                "taccl.placement.tuning", ranks or 0, request,
-                timeout_s=_PATIENCE_S, note=note, launcher=launcher, environment=forced(kind, name),
-            )  # fmt: skip
+            try:
+                report = launched(
+                    "taccl.placement.tuning", ranks or 0, request,
+                    timeout_s=_PATIENCE_S, note=note, launcher=launcher, environment=forced(kind, name),
+                )  # fmt: skip
+            except ExecutionError as error:
+                if not report:  # not the algorithm's fault
+                    raise
+                note(f"{kind} by {name} is left out, as it does not run: {error}")
+                continue
             if report["num_ranks"] < 2:
                 said = "found disconnected ranks; give the launcher of the MPI that mpi4py "
                 raise ExecutionError(f"{said}loads, which is {report['library']}")

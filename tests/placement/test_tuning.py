@@ -41,6 +41,24 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
         measure_collectives(2)
 
 
+def test_algorithms_that_do_not_run_are_left_out(monkeypatch):
+    """MPICH 4.0 aborts at a ring of allreduces: the others are measured, and a note names it."""
+
+    def ran(*_, environment, **_options):
+        if "ring" in environment.values():
+            raise ExecutionError("a rank died")
+        return {"us": [1.0, 1.0], "num_ranks": 2, "library": "MPICH"}
+
+    monkeypatch.setattr(tuning, "launched", ran)
+    notes = []
+    found = measure_collectives(2, size="4KB", note=notes.append)
+    assert "ring" not in found.times_us["allreduce"]
+    assert any(note.startswith("allreduce by ring is left out, as it does not run: ") for note in notes)
+    monkeypatch.setattr(tuning, "LIBRARY_NAMES", {"allreduce": {"ring": (4, "ring")}})
+    with pytest.raises(ExecutionError, match="a rank died"):
+        measure_collectives(2, size="4KB")
+
+
 def _measured(**options):
     try:
         return measure_collectives(size="4KB", repetitions=2, **options)
