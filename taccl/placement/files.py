@@ -37,6 +37,8 @@ LIBRARY_NAMES = {
     "alltoall": {"pairwise": (2, "pairwise"), "bruck": (3, "brucks")},
 }
 _OPENMPI_KINDS = {"allreduce": 2, "allgather": 0, "alltoall": 3}
+#: (collective, our name) of algorithms that MPICH has for a power of two ranks only.
+_OF_POWERS = {("allgather", "halving-doubling")}
 #: {collective: name of the message-size variable in MPICH's selection file}.
 _COUNTED = {"allreduce": "avg_msg_size", "allgather": "total_msg_size", "alltoall": "avg_msg_size"}
 #: {collective: {our name of an algorithm: NCCL's name}}.
@@ -158,7 +160,8 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
     Warns
     -----
     LossyConversionWarning
-        If the library lacks an algorithm, as MPICH 4.0 lacks rings of allreduces. Its own rules apply then.
+        If MPICH lacks an algorithm for this number of ranks, as 4.0 lacks rings of allreduces. Its own rules
+        apply then, as it would abort.
     """
     data, tree = _selection_of(Path(base))
     is_library, lacking = b"\0" in data, set[str]()  # a file of rules does not name all algorithms
@@ -168,7 +171,8 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
 
         def run(name: str) -> dict[str, Any]:
             function = f"MPIR_{kind.capitalize()}_intra_{LIBRARY_NAMES[kind][name][1]}"  # noqa: B023
-            if is_library and function.encode() not in data:
+            is_possible = num_ranks & (num_ranks - 1) == 0 or (kind, name) not in _OF_POWERS  # noqa: B023
+            if not is_possible or (is_library and function.encode() not in data):
                 lacking.add(function)
                 return own  # type: ignore[no-any-return]  # noqa: B023
             return {f"algorithm={function}": {}}
@@ -192,7 +196,8 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
         tree[f"collective={kind}"]["comm_type=intra"] = exactly
     if lacking:
         names = ", ".join(sorted(lacking))
-        warn(f"{base} has no {names}; its own rules are kept where these are chosen", LossyConversionWarning)
+        said = f"MPICH has no {names} for {num_ranks} ranks; its own rules are kept where these are chosen"
+        warn(said, LossyConversionWarning)
     return json.dumps(tree, indent=1) + "\n"
 
 

@@ -124,12 +124,27 @@ class TestChoices:
         path = tmp_path / "libmpi.so"
         path.write_text("INPUT(libmpi.so.12)\n")
         path.with_name("libmpi.so.12").write_bytes(b"\x7fELF\0" + json.dumps(tree).encode() + b"\0")
-        with pytest.warns(LossyConversionWarning, match="has no MPIR_Allreduce_intra_ring; its own rules"):
+        with pytest.warns(LossyConversionWarning, match="MPICH has no MPIR_Allreduce_intra_ring for 4 ranks"):
             made = json.loads(mpich_selection(one("ring"), 4, base=path))
         by_size = made["collective=allreduce"]["comm_type=intra"]["comm_size<=4"]
         assert by_size["is_commutative=yes"]["is_op_built_in=yes"] == {"avg_msg_size=any": own}
         chosen = {"algorithm=MPIR_Allreduce_intra_recursive_doubling": {}}
         assert str(chosen) in str(json.loads(mpich_selection(one("doubling"), 4, base=path)))
+
+    def test_recursive_doubling_is_left_out_for_other_numbers_of_ranks(self, tmp_path):
+        """MPICH aborts at an allgather by recursive doubling on three ranks: its own rules are kept."""
+        own = {"algorithm=MPIR_Allgather_intra_ring": {}}
+        tree = {
+            "collective=allgather": {"comm_type=intra": own},
+            "collective=allreduce": {},
+            "collective=ibarrier": {},
+        }
+        path = tmp_path / "base.json"
+        path.write_text(json.dumps(tree))
+        choice = [Choice("allgather", 0, ANY, "halving-doubling")]
+        assert "recursive_doubling" in mpich_selection(choice, 4, base=path)
+        with pytest.warns(LossyConversionWarning, match="recursive_doubling for 3 ranks"):
+            assert "recursive_doubling" not in mpich_selection(choice, 3, base=path)
 
     def test_a_base_without_a_tree_is_refused(self, tmp_path):
         """A base file without a selection tree is refused, and so is a missing file."""
