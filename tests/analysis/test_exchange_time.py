@@ -103,30 +103,31 @@ def test_short_sums_end_before_three_hops_in_a_row(monkeypatch):
 
 
 @pytest.mark.parametrize("rails", [False, True])
-def test_a_send_is_the_first_of_two_for_few_pairs(rails):
-    """A send between nodes joins no more pairs with a second one than the bound counts, on any shifted grid.
+def test_a_send_is_the_first_of_several_for_few_ranks(rails):
+    """After a send between nodes, another one reaches no more ranks than the bound counts, on any shifted grid.
 
-    Hops take 1 us in nodes and 4 us between them. Hops in nodes may precede the send and follow it.
+    Hops take 1 us in nodes and 4 us between them. Hops in nodes may follow the second send.
     """
     topology = cluster(4, 3, near=(1, 0, 1), far=(4, 0, 4), rails=rails)
     facts = Facts(allreduce(topology, MB), divisible=True, in_network=False)
     nodes, per_us, cells = exchange_time._nodes_of(facts), facts.problem.costs.ticks_per_us, 40
-    rng, horizon = random.Random(0), nodes.longest
+    rng, horizon = random.Random(0), 14 * per_us
     grid = exchange_time._grid(nodes, Fraction(horizon), cells)
-    most, joined = exchange_time._onwards(nodes, grid, cells), set()
+    most, early = exchange_time._onwards(nodes, grid, cells), exchange_time._num_early(nodes, grid, cells)
+    joined, follow = set(), 0
     # Rank 0 sends to rank 3, the first of the next node; the second send goes to the other two nodes.
     direct = {6, 9} if rails else {*range(6, 12)}
     for _ in range(400):
-        start = Fraction(rng.randrange(0, 4000), 1000) * per_us
-        end = start + Fraction(rng.randrange(1, 5000), 1000) * per_us  # of the hold
+        end = Fraction(rng.randrange(1, 9000), 1000) * per_us  # of the hold
         left = horizon - (end + nodes.nic.idle) - 4 * per_us  # once both sends between nodes have ended
-        sources = range(3 if start > per_us else 1)
         ends = range(6, 12) if left > per_us else direct if left > 0 else ()
-        shift = Fraction(rng.randrange(100), 100)
-        s, f = (min(cells, math.floor(time / grid.cell + shift)) for time in (start, end))
-        assert len(sources) * len(ends) <= most[s, f]
-        joined.add(len(sources) * len(ends))
-    assert joined == ({0, 2, 6, 18} if rails else {0, 6, 18})
+        f = min(cells, math.floor(end / grid.cell + Fraction(rng.randrange(100), 100)))
+        assert len(ends) <= most[f]
+        assert left <= 4 * per_us or f < early
+        joined.add(len(ends))
+        follow += left > 4 * per_us
+    assert joined == ({0, 2, 6} if rails else {0, 6})
+    assert follow
 
 
 @pytest.mark.slow

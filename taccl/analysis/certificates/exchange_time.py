@@ -1,7 +1,7 @@
 """Exchange time: a bound on sums that nodes exchange directly, by the order of the sends in each node.
 
-In a short schedule, data of a rank reaches a rank of another node by one or two sends between nodes, with
-sends inside nodes. Data that a send between nodes carries has come to its source over a tree of sends, one
+In a short schedule, data of a rank reaches a rank of another node by few sends between nodes, with sends
+inside nodes. Data that a send between nodes carries has come to its source over a tree of sends, one
 after another. Prices of port time bound the cost of a send between nodes, and of the trees before and after
 it, per pair of ranks that it joins: a rank whose data it carries, and a rank that gets them. See
 docs/formulation.md, "Exchange time".
@@ -41,6 +41,8 @@ _MOST_IN_NODE, _MOST_NODES, _MOST_CELLS = 16, 64, 800
 _FACTOR, _PRICE = 10**6, 10**5
 #: Cost that stands for infinity: it exceeds the sum of the prices of all pairs that a send can serve.
 _TOO_MUCH = 2**46
+#: Gain of a send that is not bounded: it exceeds all gains, and twice it fits in 64 bits.
+_UNKNOWN = 2**61
 #: Denominator of the horizons that are tried, in ticks.
 _PER_TICK = 1000
 #: Parts into which the price of a pair is split, between the nodes of its source and of its destination.
@@ -136,9 +138,9 @@ class _Nodes(NamedTuple):
     def longest(self) -> int:
         """Longest horizon of the proof, in ticks.
 
-        Within it, data passes between nodes at most twice.
+        Within it, no send between nodes follows two others and precedes two others.
         """
-        return 3 * (self.nic.alpha + self.nic.idle)
+        return 4 * (self.nic.alpha + self.nic.idle) + self.nic.idle
 
 
 def _nodes_of(facts: Facts) -> _Nodes | None:
@@ -191,8 +193,9 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
     ports = Fraction(2 * nodes.number * nodes.size * twice_priced(witness.port_prices), nodes.port.beta)
     total = ports + Fraction(nodes.nics * twice_priced(witness.nic_prices), nodes.nic.beta)
     pair = math.ceil(_FACTOR * total * grid.cell / (2 * nodes.units * nodes.pairs))
-    most = nodes.size**2 + int(_onwards(nodes, grid, cells).max())
-    if pair * most * nodes.size * (nodes.number - 1) >= _TOO_MUCH:
+    most = nodes.number * nodes.size**2
+    early = _num_early(nodes, grid, cells)
+    if pair * most * nodes.size * (nodes.number - 1) >= _TOO_MUCH or 2 * early > cells + 1:
         return False
     least = math.floor(nodes.port.alpha / grid.cell)
     ports_cost = costs_of(witness.port_prices, witness.port_factors, least)
@@ -206,38 +209,44 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     """Max gain of a send between nodes, by the cells at whose starts its hold begins and ends.
 
     The send gains the price of each pair of ranks that it joins, less what the pair pays for sends inside
-    nodes. If a pair needs two sends between nodes, each of them gains half of its price. Gains are
-    multiplied by the number of pairs that share a send inside a node, which makes them whole.
+    nodes. If a pair needs several sends between nodes, the first and the last gain half of its price each.
+    Gains are multiplied by the number of pairs that share a send inside a node, which makes them whole.
 
     - `costs`: Costs of holds inside nodes, from `costs_of`.
 
     On one side of the send, each rank pays for a tree of its own. On the other side, ranks may pay for a hub.
     """
-    size, whole = nodes.size, pair * nodes.size * (nodes.number - 1)
-    shares = [-(-whole * share // _SHARES) for share in range(_SHARES + 1)]
-    trees = [trees_of(size, grid.shift, costs, each) for each in shares]
+    size, whole, middle = nodes.size, pair * nodes.size * (nodes.number - 1), _SHARES // 2
+    trees = [trees_of(size, grid.shift, costs, -(-whole * share // _SHARES)) for share in range(_SHARES + 1)]
+    half, early = trees[middle], _num_early(nodes, grid, cells)
     starts = np.clip(np.arange(cells + 1) - grid.shift, -1, len(costs))
-    found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)
-    for one, other in zip(trees, trees[::-1], strict=True):
-        hub = hub_of(trees[-1], other, grid.shift, costs)
-        gains = size * one.best[starts, None] + hub[starts][None, ::-1]
+    found = np.full((cells + 1, cells + 1), _UNKNOWN)
+    for share, (one, other) in enumerate(zip(trees, trees[::-1], strict=True)):
+        hubs = hub_of(trees[-1], other, grid.shift, costs)[starts[::-1]]
+        hubs[:early] = _UNKNOWN
+        if early and share >= middle:  # pairs of the send's source may need three sends, the given one first
+            hubs[:early] = size * half.each + hub_of(half, other, grid.shift, costs)[starts[::-1]][:early]
+        gains = size * one.best[starts, None] + hubs
+        gains[cells + 1 - early :] = _UNKNOWN  # it may be the last of three: see the reversed gains
         np.minimum(found, gains, out=found)
         np.minimum(found, gains[::-1, ::-1].T, out=found)
-    onwards = _onwards(nodes, grid, cells)
-    found += -(-whole * (onwards + onwards[::-1, ::-1].T) // 2)
+    onwards = (half.each + half.best[starts, None]) * _onwards(nodes, grid, cells)
+    found += onwards + onwards[::-1, ::-1].T
     return np.triu(found)
 
 
-def _onwards(nodes: _Nodes, grid: _Grid, cells: int) -> NDArray[np.int64]:
-    """Max number of pairs that need two sends between nodes, the given one first, by the cells of its hold.
+def _num_early(nodes: _Nodes, grid: _Grid, cells: int) -> int:
+    """Number of cells at whose starts a send between nodes may end if two more of them follow."""
+    once = (nodes.nic.alpha + nodes.nic.idle) / grid.cell
+    return max(0, math.ceil(cells - 2 * once) + 1)
 
-    In reversed time, it is the max number of pairs for which the given send is the second one.
-    """
+
+def _onwards(nodes: _Nodes, grid: _Grid, cells: int) -> NDArray[np.int64]:
+    """Number of ranks of further nodes that a second send between nodes serves, by the first one's end."""
     once, hop = ((port.alpha + port.idle) / grid.cell for port in (nodes.nic, nodes.port))
-    start, end = np.ogrid[: cells + 1, : cells + 1]
-    sources = np.where(start >= math.floor(hop), nodes.size, 1)
-    ends = np.where(end <= math.ceil(cells - once - hop), nodes.size, nodes.reach)
-    return np.where(end <= math.ceil(cells - once), (nodes.number - 2) * sources * ends, 0)
+    end = np.arange(cells + 1)
+    ends = np.where(end <= math.ceil(cells - once - min(once, hop)), nodes.size, nodes.reach)
+    return np.where(end <= math.ceil(cells - once), (nodes.number - 2) * ends, 0)
 
 
 class _Search(HorizonSearch["ExchangeTime"]):
