@@ -352,14 +352,19 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
     sums: dict[tuple[int, ...], int] = {}
     moves: list[Row] = []
     carries = [np.zeros(0, np.int64)]
+    alone = summed  # the sums before the last step inside nodes, of which own chunks come later
     for step, (verb, digit, parts) in enumerate(times.timeline(plan)[1]):
-        for part in parts if verb == "scatter" else ():
+        for part in parts if verb == "scatter" and digit.own <= 0 else ():
             done[part] = (*done[part], digit)
-        holder, chunk = _holders(times, plan, {part: done[part] for part in parts})
-        number = np.array([[sums.setdefault(each, len(sums)) for each in some] for some in summed])
-        position = np.arange(len(holder)) - np.searchsorted(holder, holder)
-        for piece in range(pieces):
-            at, some = holder[position % pieces == piece], chunk[position % pieces == piece]
+        if digit.pieces > 1 or digit.own:  # such a part takes its steps alone
+            holder, chunk, piece_of = _in_pieces(times, plan, parts[0], verb, digit)
+        else:
+            holder, chunk = _holders(times, plan, {part: done[part] for part in parts})
+            piece_of = (np.arange(len(holder)) - np.searchsorted(holder, holder)) % pieces
+        named = alone if digit.own > 0 and verb == "scatter" else summed
+        number = np.array([[sums.setdefault(each, len(sums)) for each in some] for some in named])
+        for piece in range(max(pieces, digit.pieces)):
+            at, some = holder[piece_of == piece], chunk[piece_of == piece]
             for turn in grid.turns(digit):
                 # When sums are scattered, a rank sends the chunks that its partner keeps.
                 src = np.argsort(turn)[at] if verb == "scatter" else at
@@ -367,10 +372,11 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
                 src, sent = src[order], some[order]
                 moves.append((step, sent, src, np.array(turn)[src], True))
                 carries.append(number[part_of[sent], src])
-        for part in parts:
+        for part in parts if digit.own <= 0 else ():
             if verb == "gather":
                 done[part] = done[part][:-1]
             else:
+                alone = [*alone[:part], summed[part], *alone[part + 1 :]] if digit.own else alone
                 summed[part] = after_exchange(summed[part], grid.turns(digit))
     return routed(times.problem, Moves.of(moves), sums=list(sums), carries=np.concatenate(carries))
 
@@ -391,6 +397,30 @@ def _holders(times: StepTimes, plan: StepPlan, done: dict[int, tuple[Digit, ...]
     holder, chunk = (np.concatenate(each) for each in zip(*rows, strict=True))
     order = lexsort((holder,))
     return holder[order], chunk[order]
+
+
+def _in_pieces(
+    times: StepTimes, plan: StepPlan, part: int, verb: str, digit: Digit
+) -> tuple[Ints, Ints, Ints]:
+    """Columns (rank, chunk, piece of its message) of what a step moves, for a digit with pieces or `own`.
+
+    Ranks and chunks are as in `_holders`. Pieces follow the turns of the part's step between nodes.
+    """
+    scattered = plan.parts[part].scattered
+    across = 1 + next(k for k, each in enumerate(scattered) if each.pieces > 1 or each.own)
+    holder, chunk = _holders(times, plan, {part: scattered[:across]})
+    base = scattered[across].base
+    there = (chunk - times.dealt(part, plan)[0]) // math.prod(each.base for each in scattered[:across]) % base
+    here = times.grid.numbers(scattered[across : across + 1])[holder]
+    turn = (there - here if verb == "scatter" else here - there) % base
+    if digit.own:
+        kept = (turn == 0) == (digit.own > 0)
+        holder, chunk, turn = holder[kept], chunk[kept], turn[kept]
+    first = int(
+        digit.own < 0 or (verb == "scatter" and not digit.own)
+    )  # the rank itself is last if scattered
+    found: Ints = (turn - first) % base * digit.pieces // (base - (digit.own < 0))
+    return holder, chunk, found
 
 
 def _targets(problem: Problem) -> Ints:

@@ -10,6 +10,7 @@ import numpy as np
 from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
 from taccl.baselines.multiplying_kernel import GATHER, SCATTER, SUM, Mixes, Plans, Room, Steps, anneal
+from taccl.baselines.multiplying_overlaps import follows
 from taccl.baselines.multiplying_plans import Digit, PlanPart
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.problem.making import make_problem
@@ -54,23 +55,28 @@ class Annealing:
         self._has_kernel = False
         self._place = {plan: number for number, plan in enumerate(plans)}
         heads: dict[tuple[Digit, bool], int] = {}
-        rows = [
-            [
-                (heads.setdefault((digit, verb != "scatter"), len(heads)), _VERBS[verb], digit.base)
-                for verb, digit in plan.steps()
-            ]
-            for plan in plans
-        ]
-        num_steps = max(map(len, rows), default=0)
-        table = np.array([row + [(-1, SUM, 1)] * (num_steps - len(row)) for row in rows], np.int64)
-        self._plans = Plans(*map(np.ascontiguousarray, np.moveaxis(table.reshape(-1, num_steps, 3), 2, 0)))
+        num_steps = max((len(plan.steps()) for plan in plans), default=0)
+        kinds, verbs, bases, owns, backs = np.zeros((5, len(plans), num_steps), np.int64)
+        kinds[:] = -1
+        shares = np.zeros((len(plans), num_steps, 2, 2))
+        for number, plan in enumerate(plans):
+            for step, (verb, digit) in enumerate(every := plan.steps()):
+                kinds[number, step] = heads.setdefault((digit, verb != "scatter"), len(heads))
+                verbs[number, step], bases[number, step], owns[number, step] = _VERBS[verb], digit.base, digit.own
+                backs[number, step], shares[number, step] = follows(every, step)
+        self._plans = Plans(kinds, verbs, bases, owns, backs, shares)
         self._steps = _steps(times, heads, resources)
         self.ticks = np.full(2, math.inf)
         shape = most_parts, num_steps
         self._room = Room(
             np.zeros(shape),
             np.zeros(shape),
+            np.zeros(shape),
+            np.zeros(shape),
+            np.zeros(shape),
+            np.zeros(shape, np.int64),
             np.zeros((*shape, len(resources))),
+            np.zeros(most_parts),
             np.zeros(most_parts),
             np.zeros(most_parts, np.int64),
             np.zeros(most_parts, np.int64),
@@ -137,4 +143,5 @@ def _steps(times: StepTimes, heads: dict[tuple[Digit, bool], int], resources: In
             used, _, (plain, merged), beta = times.loads(digit, is_same)
             busy[:, k, used] = plain + beta, merged
     per_chunk, per_send = np.ascontiguousarray(busy[..., resources])
-    return Steps(ticks, per_chunk, per_send, np.array([times.problem.clauses.max_merge]))
+    pieces = np.array([digit.pieces for digit, _ in heads], np.int64)
+    return Steps(ticks, per_chunk, per_send, np.array([times.problem.clauses.max_merge]), pieces)

@@ -37,11 +37,17 @@ class Plans(NamedTuple):
     - `kind`: (num_plans, num_steps) index of each step in `Steps`; -1 behind the last one.
     - `verb`: (num_plans, num_steps) `SCATTER`, `SUM` or `GATHER`.
     - `base`: (num_plans, num_steps) number of ranks that exchange in each step.
+    - `own`: (num_plans, num_steps) the `own` of its digit.
+    - `back`, `shares`: (num_plans, num_steps) and (num_plans, num_steps, 2, 2) when it may start, as in
+      `taccl.baselines.multiplying_overlaps.follows`.
     """
 
     kind: Ints
     verb: Ints
     base: Ints
+    own: Ints
+    back: Ints
+    shares: Floats
 
 
 class Steps(NamedTuple):
@@ -51,12 +57,14 @@ class Steps(NamedTuple):
     - `per_chunk`, `per_send`: (num_kinds, num_resources) ticks for which it holds each resource: per chunk of
       a message, and per send of merged chunks.
     - `most_merged`: (1,) max chunks of such a send.
+    - `pieces`: (num_kinds,) number of messages to a partner.
     """
 
     ticks: Floats
     per_chunk: Floats
     per_send: Floats
     most_merged: Ints
+    pieces: Ints
 
 
 class Mixes(NamedTuple):
@@ -74,9 +82,12 @@ class Mixes(NamedTuple):
 class Room(NamedTuple):
     """Storage of a simulation, by part, step and resource.
 
-    - `ticks`, `left`: (num_parts, num_steps) ticks of a step, and from its start to the end of the part.
+    - `ticks`, `lead`, `left`: (num_parts, num_steps) ticks of a step; from the start of the step that it
+      follows to its earliest start; from its start to the end of the steps that depend on it.
+    - `since`, `longest`: (num_parts, num_steps) its start, and ticks for which it holds its bottleneck.
+    - `back`: (num_parts, num_steps) how many steps before it is the one that it follows; 0: it follows all.
     - `busy`: (num_parts, num_steps, num_resources) ticks for which it holds each resource.
-    - `ready`: (num_parts,) earliest start of the next step.
+    - `ready`, `done`: (num_parts,) earliest start of the next step, and end of all steps so far.
     - `length`, `place`: (num_parts,) number of steps, and index of the next one.
     - `loads`: (4, num_resources) figures of a resource. The first two are the ticks of all further holds, and
       the time at which it is free. The others are the shortest times of a part before its first hold, and
@@ -84,9 +95,14 @@ class Room(NamedTuple):
     """
 
     ticks: Floats
+    lead: Floats
     left: Floats
+    since: Floats
+    longest: Floats
+    back: Ints
     busy: Floats
     ready: Floats
+    done: Floats
     length: Ints
     place: Ints
     loads: Floats
@@ -102,29 +118,56 @@ def _prepare(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, m
         plan, held, length, total = mixes.plan[which, k], mixes.size[which, k], 0, 0.0
         while length < plans.kind.shape[1] and plans.kind[plan, length] >= 0:
             kind, verb, base = plans.kind[plan, length], plans.verb[plan, length], plans.base[plan, length]
-            if verb == SCATTER:
-                held = (held + base - 1) // base
-            count = max(1, held)
-            sends = (count + steps.most_merged[0] - 1) // steps.most_merged[0]
+            own, count = plans.own[plan, length], held
+            if verb == SCATTER and own <= 0:
+                held = count = (held + base - 1) // base
+            if own < 0:
+                count -= (count - own - 1) // -own
+            elif own > 0 and verb == GATHER:
+                count = (count + own - 1) // own
+            count = max(1, count)
+            pieces = min(steps.pieces[kind], count)
+            together = pieces * steps.most_merged[0]
+            sends, longest = pieces * ((count + together - 1) // together), 0.0
             for r in range(num_resources):
-                room.busy[k, length, r] = count * steps.per_chunk[kind, r] + sends * steps.per_send[kind, r]
-            room.ticks[k, length], room.left[k, length] = steps.ticks[kind, count], total
-            total += steps.ticks[kind, count]
-            if verb == GATHER:
+                busy = count * steps.per_chunk[kind, r] + sends * steps.per_send[kind, r]
+                room.busy[k, length, r] = busy
+                longest = max(longest, busy)
+            ticks, back, begin, lead = steps.ticks[kind, count], plans.back[plan, length], total, 0.0
+            if back > 0:
+                before, shares = length - back, plans.shares[plan, length]
+                if shares[1, 0] > 0.0:
+                    held_before = room.longest[k, before]
+                    lead = max(
+                        shares[0, 0] * held_before - shares[0, 1] * longest,
+                        shares[1, 0] * held_before - shares[1, 1] * longest,
+                    )
+                    lead = max(0.0, room.ticks[k, before] - held_before + lead)
+                begin = room.since[k, before] + lead
+            room.ticks[k, length], room.longest[k, length], room.back[k, length] = ticks, longest, back
+            room.lead[k, length], room.since[k, length], room.left[k, length] = lead, begin, ticks
+            total = max(total, begin + ticks)
+            if verb == GATHER and own <= 0:
                 held *= base
             length += 1
         if total > most:
             return False
-        room.length[k], room.place[k], room.ready[k] = length, 0, 0.0
-        for s in range(length):
-            room.left[k, s] = total - room.left[k, s]
+        room.length[k], room.place[k], room.ready[k], room.done[k] = length, 0, 0.0, 0.0
+        then = 0.0
+        for s in range(length - 1, -1, -1):
+            left, back = max(room.left[k, s], room.ticks[k, s] + then), room.back[k, s]
+            room.left[k, s] = left
+            if back > 0:
+                room.left[k, s - back] = max(room.left[k, s - back], room.lead[k, s] + left)
+            else:
+                then = left
         for r in range(num_resources):
             first = last = total
             for s in range(length):
                 if room.busy[k, s, r] > 0:
                     load[r] += room.busy[k, s, r]
-                    first = min(first, total - room.left[k, s])
-                    last = room.left[k, s] - room.busy[k, s, r]
+                    first = min(first, room.since[k, s])
+                    last = min(last, room.left[k, s] - room.busy[k, s, r])
             head[r], tail[r] = min(head[r], first), min(tail[r], last)
     least = 0.0
     for r in range(num_resources):
@@ -140,7 +183,7 @@ def _finish(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, mo
     load, free, _, tail = room.loads
     finish = 0.0
     while True:
-        since, first = math.inf, -1
+        since, first, is_own = math.inf, -1, False
         for k in range(mixes.number[which]):
             s = room.place[k]
             if s < room.length[k]:
@@ -148,8 +191,9 @@ def _finish(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, mo
                 for r in range(len(free)):
                     if free[r] > start and room.busy[k, s, r] > 0:
                         start = free[r]
-                if start < since:
-                    since, first = start, k
+                own = plans.own[mixes.plan[which, k], s] > 0
+                if start < since or (start == since and is_own and not own):
+                    since, first, is_own = start, k, own
         if first < 0:
             return finish
         s = room.place[first]
@@ -162,9 +206,16 @@ def _finish(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, mo
                 load[r] -= busy
                 if free[r] + load[r] + tail[r] > most * _ROUNDING:
                     return math.inf
-        room.ready[first] = since + room.ticks[first, s]
-        room.place[first] += 1
-        finish = max(finish, room.ready[first])
+        room.since[first, s] = since
+        room.done[first] = max(room.done[first], since + room.ticks[first, s])
+        finish = max(finish, room.done[first])
+        s += 1
+        room.place[first] = s
+        if s < room.length[first]:
+            back = room.back[first, s]
+            room.ready[first] = (
+                room.done[first] if back == 0 else room.since[first, s - back] + room.lead[first, s]
+            )
 
 
 @inner

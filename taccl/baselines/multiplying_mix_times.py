@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.baselines.multiplying_times import held_after, share_in
+from taccl.baselines.multiplying_overlaps import Progress, Undelayed, held_after, share_in, undelayed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,7 +36,9 @@ class TimedPart:
     """Part of a mixed plan, with its estimated times.
 
     - `size`: Number of its chunks.
-    - `steps`: (ticks of the step, its holds, ticks from its start to the end of the part) of each step.
+    - `steps`: (ticks of the step, its holds, ticks from its start to the end of the steps that depend on it,
+      True if it only moves chunks of the own node) of each step.
+    - `alone`: Undelayed times of each step; empty if steps follow one another.
     - `loads`: For each resource, the ticks for which the part holds it.
     - `heads`, `tails`: For each resource, the ticks before its first use, and after its last use. Both are
       the total ticks of the part if it does not use the resource.
@@ -44,24 +46,38 @@ class TimedPart:
 
     part: PlanPart
     size: int
-    steps: list[tuple[float, list[tuple[int, float]], float]]
+    steps: list[tuple[float, list[tuple[int, float]], float, bool]]
+    alone: list[Undelayed]
     loads: list[float]
     heads: list[float]
     tails: list[float]
 
     @classmethod
-    def of(cls, part: PlanPart, size: int, steps: Sequence[Step], num_resources: int) -> TimedPart:
+    def of(
+        cls,
+        part: PlanPart,
+        size: int,
+        steps: Sequence[tuple[tuple[str, Digit], float, list[tuple[int, float]]]],
+        num_resources: int,
+    ) -> TimedPart:
         """Part of a mixed plan, with its times computed from its steps."""
-        total = left = sum(ticks for ticks, _ in steps)
+        alone: list[Undelayed] = []
+        if part.is_divided:
+            longest = [(ticks, max((busy for _, busy in holds), default=0.0)) for _, ticks, holds in steps]
+            alone = undelayed([head for head, _, _ in steps], longest)
+        total = left = alone[0].left if alone else sum(ticks for _, ticks, _ in steps)
         loads, heads, tails = [0.0] * num_resources, [total] * num_resources, [total] * num_resources
         rows = []
-        for ticks, holds in steps:
+        for number, (head, ticks, holds) in enumerate(steps):
+            start = total - left
+            if alone:
+                start, left, _, _ = alone[number]
             for place, busy in holds:
                 loads[place] += busy
-                heads[place], tails[place] = min(heads[place], total - left), left - busy
-            rows.append((ticks, holds, left))
+                heads[place], tails[place] = min(heads[place], start), min(tails[place], left - busy)
+            rows.append((ticks, holds, left, head[1].own > 0))
             left -= ticks
-        return cls(part, size, rows, loads, heads, tails)
+        return cls(part, size, rows, alone, loads, heads, tails)
 
 
 #: Mixed plan: parts of the chunks in order of priority.
@@ -129,20 +145,21 @@ class MixTimes:
         above = most * _ROUNDING
         free = [0.0] * len(self.resources)
         steps = [iter(each.steps) for each in mix]
-        # Next step of each part: (earliest start, ticks, holds, ticks from its start to the part's end).
+        # Next step of each part: its earliest start, and as in `TimedPart.steps`.
         heads = [(0.0, *next(each)) for each in steps]
+        done, alone = [Progress() for _ in mix], [each.alone for each in mix]
         finish = 0.0
         while heads:
-            since, first = math.inf, -1
-            for k, (start, _, holds, _) in enumerate(heads):
+            since, first, is_own = math.inf, -1, False
+            for k, (start, _, holds, _, own) in enumerate(heads):
                 for place, _ in holds:
                     if free[place] > start:
                         start = free[place]
-                if start < since:
-                    since, first = start, k
+                if start < since or (start == since and is_own and not own):
+                    since, first, is_own = start, k, own
             if first < 0:
                 return math.inf
-            _, ticks, holds, left = heads[first]
+            _, ticks, holds, left, _ = heads[first]
             if since + left > most:
                 return math.inf
             for place, busy in holds:
@@ -150,24 +167,25 @@ class MixTimes:
                 left_loads[place] -= busy
                 if free[place] + left_loads[place] + tails[place] > above:
                     return math.inf
-            ready = since + ticks
+            finish = max(finish, since + ticks)
+            ready = done[first].advanced(since, ticks, alone[first]) if alone[first] else since + ticks
             step = next(steps[first], None)
             if step is not None:
                 heads[first] = ready, *step
             else:
-                finish = max(finish, ready)
-                del heads[first], steps[first]
+                del heads[first], steps[first], done[first], alone[first]
         return finish
 
     def timed(self, part: PlanPart, size: int) -> TimedPart:
         """Part of a mixed plan that has `size` chunks; the same object for the same arguments."""
         key = part, size
         if key not in self._parts:
-            held, steps = size, []
-            for head in part.steps(spreads=self._spreads):
+            held, steps, heads = size, [], part.steps(spreads=self._spreads)
+            for head in heads:
                 steps.append(self._step(share_in(head, held), head[1], head[0] != "scatter"))
                 held = held_after(head, held)
-            self._parts[key] = TimedPart.of(part, size, steps, len(self.resources))
+            rows = [(head, *step) for head, step in zip(heads, steps, strict=True)]
+            self._parts[key] = TimedPart.of(part, size, rows, len(self.resources))
         return self._parts[key]
 
     def _step(self, count: int, digit: Digit, is_same: bool) -> Step:

@@ -39,13 +39,15 @@ PAYS = 0.997
 #: `_MOST_PARTS`: max number of parts of a mixed plan.
 #: `_EQUAL_PARTS`: numbers of equal parts into which the search cuts the chunks of a plan at its start.
 _MOST_PARTS, _EQUAL_PARTS = 20, (1, 2, 4, 8)
+#: Divided forms of a plan are tried in equal parts if the plan takes at most this multiple of the best time.
+_NEAR = 1.1
 #: Runs of simulated annealing: (number of moves, initial temperature as a share of the estimated finish).
 #: 1,000 moves need 2 to 4 ms of CPU.
 #: `_RUNS`: the first run starts from a greedy mix (`_greedy`); a later run starts from the best mix so far.
 #: `_MORE_RUNS`: runs of a search that has time left; they gain up to 2 %.
 #: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
-_RUNS = (20_000, 0.005), (60_000, 0.005), (60_000, 0.002)
-_MORE_RUNS = (150_000, 0.02), (150_000, 0.01), (150_000, 0.005)
+_RUNS = (20_000, 0.005), (60_000, 0.02), (60_000, 0.002)
+_MORE_RUNS = ((150_000, 0.01), (150_000, 0.005)) * 2
 _MILD_RUNS = ((100_000, 0.002),)
 
 
@@ -118,8 +120,10 @@ def times_of(problem: Problem) -> StepTimes:
 def _mixes_of(times: StepTimes) -> MixTimes:
     """Estimator of mixed plans, whose parts may each have any of the mixable plans."""
     ranks = times.grid.ranks
-    parts = all_mixable(*ranks.shape, most=1 + MOST_SENDS // ranks.size)
-    return MixTimes(times, list(dict.fromkeys(parts)))
+    parts = dict.fromkeys(all_mixable(*ranks.shape, most=1 + MOST_SENDS // ranks.size))
+    # Estimates of divided messages assume that messages between nodes take turns.
+    divisible = all(times.takes_turns(digit) for part in parts for digit in part.scattered if digit.across)
+    return MixTimes(times, [part for part in parts if divisible or not part.is_divided])
 
 
 @cached
@@ -129,13 +133,19 @@ def _soonest_equal(times: StepTimes) -> tuple[float, Mix]:
     if len(mixes.resources) > MOST_RESOURCES:
         return math.inf, []
     best: tuple[float, Mix] = math.inf, []
-    for part in mixes.parts:
+    whole: dict[PlanPart, float] = {}
+    # Plans that divide no messages are tried first, and then the divided forms of the best ones.
+    for part in sorted(mixes.parts, key=lambda part: part.is_divided):
+        if part.is_divided and whole[part.undivided] > _NEAR * best[0]:
+            continue
+        most = best[0] if part.is_divided else _NEAR * best[0]
         for number in _EQUAL_PARTS:
             # Several parts send no fewer messages than one, so they hold resources for as long or longer.
-            if number > 1 and max(mixes.timed(part, num_chunks).loads, default=0.0) > best[0]:
+            if number > 1 and max(mixes.timed(part, num_chunks).loads, default=0.0) > most:
                 break
             mix = _equal(mixes, part, num_chunks, number)
-            ticks = mixes.finish(mix, best[0])
+            ticks = mixes.finish(mix, most)
+            whole[part] = min(ticks, whole.get(part, math.inf))
             if ticks < best[0]:
                 best = ticks, mix
     return best

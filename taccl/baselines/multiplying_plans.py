@@ -20,6 +20,8 @@ The chunks may be divided into parts with plans of their own, so that all links 
   in several parts (`taccl.baselines.multiplying_batches`);
 - *mixed*: parts with any plans and sizes, so that one crosses while another is summed or gathered
   (`taccl.baselines.multiplying_mixes`). A part may also cross before it is summed in nodes, or at the end.
+  Its messages inside nodes may be divided into pieces, so that the first of them cross while others are sent
+  (`taccl.baselines.multiplying_overlaps`).
 """
 
 from __future__ import annotations
@@ -45,6 +47,11 @@ class Digit(NamedTuple):
       links.
     - `turns`: Differences between the digits of a rank and its partners, if these are only some of its group.
       Empty if ranks exchange with all partners of their group.
+    - `pieces`: Number of messages for each partner, if chunks are scattered between nodes next, or were
+      gathered there before. Each message is for, or from, some of the partners in that step, which overlaps
+      with this one.
+    - `own`: Of `own` parts of the chunks, one is for, or from, the rank's own node in the step between nodes.
+      If positive, only this part is sent; if negative, only the ``-own - 1`` others; if 0, all.
     """
 
     across: bool
@@ -52,11 +59,15 @@ class Digit(NamedTuple):
     weight: int
     shift: int = 0
     turns: tuple[int, ...] = ()
+    pieces: int = 1
+    own: int = 0
 
     def __str__(self) -> str:
         if not self.weight:
             return f"straight to {self.base - 1}"
-        return f"{self.base} nodes" if self.across else str(self.base)
+        named = f"{self.base} nodes" if self.across else str(self.base)
+        pieces = self.pieces + (self.own != 0)
+        return named if pieces == 1 else f"{named} in {pieces} pieces"
 
 
 class PlanPart(NamedTuple):
@@ -77,14 +88,25 @@ class PlanPart(NamedTuple):
         named = ("sum", self.before), ("scatter", self.scattered), ("sum", self.summed), ("sum", self.after)
         return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
 
+    @property
+    def is_divided(self) -> bool:
+        """True if a step inside nodes has several pieces, so that it overlaps with one between nodes."""
+        return any(digit.pieces > 1 or digit.own for digit in self.scattered)
+
+    @property
+    def undivided(self) -> PlanPart:
+        """The plan with one message for each partner in all steps."""
+        return self._replace(scattered=tuple(digit._replace(pieces=1, own=0) for digit in self.scattered))
+
     def steps(self, *, spreads: bool = False, to_one: bool = False) -> list[tuple[str, Digit]]:
         """Steps of the part in order, as (verb, digit).
 
         - `spreads`: True for chunks without sums, which are only gathered.
         - `to_one`: True for sums that stay where they are scattered to.
         """
-        gathered = () if to_one and not spreads else self.scattered[::-1]
-        verbs = ("scatter", () if spreads else self.scattered), ("sum", self.summed), ("gather", gathered)
+        scattered, gathered = _with_own(self.scattered)
+        scattered, gathered = () if spreads else scattered, () if to_one and not spreads else gathered
+        verbs = ("scatter", scattered), ("sum", self.summed), ("gather", gathered)
         steps = ("sum", self.before), *verbs, ("sum", self.after)
         return [(verb, digit) for verb, digits in steps for digit in digits]
 
@@ -189,13 +211,43 @@ def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPa
             far = tuple(_digits(outer, across=True))
             for i in range(len(local) + 1):
                 for j in range(len(far) + 1):
-                    scattered, near, out = (*local[:i], *far[:j]), local[i:], far[j:]
-                    yield PlanPart(scattered, (*near, *out))
-                    yield PlanPart(scattered, (*out, *near))
-                    yield PlanPart(scattered, near, before=out)
-                    yield PlanPart(scattered, near, after=out)
+                    near, out = local[i:], far[j:]
+                    for scattered in _in_pieces(local[:i], far[:j]):
+                        yield PlanPart(scattered, (*near, *out))
+                        yield PlanPart(scattered, (*out, *near))
+                        yield PlanPart(scattered, near, before=out)
+                        yield PlanPart(scattered, near, after=out)
                     yield PlanPart((*far[:j], *local[:i]), (*near, *out))
                     yield PlanPart((*far[:j], *local[:i]), (*out, *near))
+
+
+def _with_own(scattered: tuple[Digit, ...]) -> tuple[tuple[Digit, ...], tuple[Digit, ...]]:
+    """Digits along which to scatter, then those along which to gather.
+
+    A digit that leaves out chunks of the own node has a further step for these, after that between nodes.
+    """
+    there: list[Digit] = []
+    back: list[Digit] = []
+    left_out: list[Digit] = []
+    for digit in scattered:
+        there += [digit, *left_out]
+        left_out = [digit._replace(pieces=1, own=-digit.own)] if digit.own < 0 else []
+        back += [digit, *left_out]
+    return tuple(there), tuple(reversed(back))
+
+
+def _in_pieces(local: tuple[Digit, ...], far: tuple[Digit, ...]) -> Iterator[tuple[Digit, ...]]:
+    """Yield the digits with each division of the messages in the last step inside nodes.
+
+    The number of partners in the step between nodes is a multiple of the number of pieces.
+    """
+    yield *local, *far
+    if local and far:
+        base = far[0].base
+        for number, own in ((base, 0), (base - 1, -base)):
+            for pieces in range(1, number + 1):
+                if number % pieces == 0 and (own or pieces > 1):
+                    yield *local[:-1], local[-1]._replace(pieces=pieces, own=own), *far
 
 
 def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[StepPlan]:

@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl._internal.caching import cached
+from taccl.baselines.multiplying_overlaps import (
+    Progress,
+    Undelayed,
+    held_after,
+    merged_sends,
+    share_in,
+    undelayed,
+)
 from taccl.baselines.multiplying_plans import (
     BEHIND,
     BY_NODE,
@@ -19,7 +27,7 @@ from taccl.baselines.multiplying_plans import (
     straight_digit,
 )
 from taccl.baselines.routes import ShortestRoutes
-from taccl.problem.costs import hold_columns
+from taccl.problem.costs import hold_columns, link_ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -103,7 +111,7 @@ class StepTimes:
         self._steps: dict[tuple[int, Digit, bool], tuple[float, Floats, Ints]] = {}
         #: {(part, number of its chunks, spreads): (ticks of its steps, result of `_alone`)}.
         #: The result of `_alone` is empty if only the first steps were estimated.
-        self._undelayed: dict[tuple[PlanPart, int, bool], tuple[float, list[float]]] = {}
+        self._undelayed: dict[tuple[PlanPart, int, bool], tuple[float, list[Undelayed]]] = {}
         #: {arguments of `_ticks`: its result}.
         self._known_ticks: dict[tuple[int, Digit, bool], float] = {}
         #: 1 for each link over which sends may merge, else 0; (num_links,).
@@ -184,16 +192,17 @@ class StepTimes:
         """
         spreads = not self.sums or plan.how == BY_NODE
         counts = self._counts(plan)
-        rests: list[list[float]] = []  # ticks from each later step of a part to its end, undelayed
+        rests: list[list[Undelayed]] = []
         for part, count in zip(plan.parts, counts, strict=True):
-            rests.append(self._alone(part, count, most, spreads=spreads)[::-1])
-            if rests[-1][-1] == math.inf:
+            rests.append(self._alone(part, count, most, spreads=spreads))
+            if not rests[-1]:
                 return math.inf, []
         left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
         if len(left) == 1:
-            return rests[0][-1], [PlanStep(*head, (0,)) for head in left[0]]
+            return (rests[0][0].left if rests[0] else 0.0), [PlanStep(*head, (0,)) for head in left[0]]
         above = most * _ROUNDING
         ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
+        done = [Progress() for _ in left]
 
         def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats, Ints]:
             return self._step(head, [counts[k] for k in some])
@@ -202,9 +211,9 @@ class StepTimes:
         used_by = {k: takes(steps[0], [k])[2] for k, steps in enumerate(left) if steps}
         while used_by:
             starts = [(max(ready[k], float(free[used].max(initial=0))), k) for k, used in used_by.items()]
-            if any(start + rests[k][-1] > above for start, k in starts):
+            if any(start + rests[k][done[k].number].left > above for start, k in starts):
                 return math.inf, []
-            since, first = min(starts)
+            since, _, first = min((start, left[k][0][1].own > 0, k) for start, k in starts)
             head, some = left[first][0], [first]
             alike = [k for _, k in starts if left[k][0] == head and k != first]
             for k in sorted(alike, key=ready.__getitem__) if plan.how not in (BEHIND, BY_NODE, MIXED) else ():
@@ -216,9 +225,9 @@ class StepTimes:
                 return math.inf, []
             free[used] = since + busy
             for k in some:
-                del left[k][0], rests[k][-1]
-                ready[k] = since + ticks
+                del left[k][0]
                 counts[k] = held_after(head, counts[k])
+                ready[k] = done[k].advanced(since, ticks, rests[k])
                 if left[k]:
                     used_by[k] = takes(left[k][0], [k])[2]
                 else:
@@ -239,25 +248,27 @@ class StepTimes:
         rounds, rest = divmod(num_chunks, (block := plan.block) * len(plan.parts))
         return [rounds * block + min(max(rest - k * block, 0), block) for k in range(len(plan.parts))]
 
-    def _alone(self, part: PlanPart, count: int, most: float, *, spreads: bool) -> list[float]:
-        """Ticks from the start of each step of one part with `count` chunks to its end, undelayed.
-
-        The last value is 0. The list is [inf] if the part takes longer than `most`.
-        """
+    def _alone(self, part: PlanPart, count: int, most: float, *, spreads: bool) -> list[Undelayed]:
+        """Undelayed times of a part's steps, with `count` chunks; empty if it takes longer than `most`."""
         key = part, count, spreads
-        ticks, rests = self._undelayed.get(key, (-1.0, []))
-        if not rests and ticks <= most:
-            ticks, held, begins = 0.0, count, [0.0]
-            for head in part.steps(spreads=spreads, to_one=self.to_one):
-                ticks += self._ticks(share_in(head, held), head[1], head[0] != "scatter")
+        ticks, found = self._undelayed.get(key, (-1.0, []))
+        if not found and ticks <= most:
+            ticks, held, every = 0.0, count, []
+            heads = part.steps(spreads=spreads, to_one=self.to_one)
+            for head in heads:
+                alone = self._ticks(share_in(head, held), head[1], head[0] != "scatter")
+                # Steps overlap only if some digit is divided; else they end one after another.
+                busy = float(self._step(head, [held])[1].max(initial=0)) if part.is_divided else alone
+                every.append((alone, busy))
+                held = held_after(head, held)
+                ticks += 0.0 if part.is_divided else alone
                 if ticks > most:
                     break
-                begins.append(ticks)
-                held = held_after(head, held)
             else:
-                rests = [ticks - begin for begin in begins]
-            self._undelayed[key] = ticks, rests
-        return rests if ticks <= most else [math.inf]
+                found = undelayed(heads, every)
+                ticks = found[0].left if found else 0.0
+            self._undelayed[key] = ticks, found
+        return found if ticks <= most else []
 
     def _step(self, head: tuple[str, Digit], counts: Sequence[int]) -> tuple[float, Floats, Ints]:
         """Estimate, as `step` returns it, of one exchange in which several parts take the same step.
@@ -293,19 +304,20 @@ class StepTimes:
         """
         num_chunks = max(1, round(count))
         used, _, alpha, beta = self.loads(digit, is_same)
-        total: Floats = np.array(self._sends(num_chunks)) @ alpha + num_chunks * beta
+        total: Floats = np.array(self._sends(num_chunks, digit)) @ alpha + num_chunks * beta
         return self._ticks(num_chunks, digit, is_same), total, used
 
-    def _sends(self, num_chunks: int) -> tuple[float, float]:
-        """Number of sends of a message of `num_chunks` chunks over links that do not merge, and that do."""
-        return float(num_chunks), float(-(-num_chunks // self.problem.clauses.max_merge))
+    def _sends(self, num_chunks: int, digit: Digit) -> tuple[float, float]:
+        """Number of sends of `num_chunks` chunks to a partner over links that do not merge, and that do."""
+        merged = merged_sends(num_chunks, digit.pieces, self.problem.clauses.max_merge)
+        return float(num_chunks), float(merged)
 
     def _ticks(self, num_chunks: int, digit: Digit, is_same: bool) -> float:
         """Ticks of an exchange with messages of `num_chunks` chunks each."""
         num_chunks, key = max(1, num_chunks), (max(1, num_chunks), digit, is_same)
         if key in self._known_ticks:
             return self._known_ticks[key]
-        plain, merged = self._sends(num_chunks)
+        plain, merged = self._sends(num_chunks, digit)
         ticks = 0.0 if self.hops(digit, is_same) else math.inf
         for kinds in self.loads(digit, is_same)[1]:
             ticks += max(
@@ -319,7 +331,7 @@ class StepTimes:
     def ticks_by_count(self, most: int, digit: Digit, is_same: bool) -> Floats:
         """(most + 1,) ticks of an exchange, by the chunks in each message; arguments are as in `step`."""
         count = np.maximum(1, np.arange(most + 1))[:, None]
-        merged, ticks = -(-count // self.problem.clauses.max_merge), np.zeros(most + 1)
+        ticks, merged = np.zeros(most + 1), merged_sends(count, digit.pieces, self.problem.clauses.max_merge)
         for kinds in self.loads(digit, is_same)[1]:
             alone, merging, per_chunk, merges, rest_alpha, rest_beta = np.array(kinds).T
             rest = rest_alpha + count / np.where(merges, merged, count) * rest_beta
@@ -363,6 +375,20 @@ class StepTimes:
         return used, kinds, alphas[:, used], betas[used]
 
     @cached
+    def takes_turns(self, digit: Digit) -> bool:
+        """True if the messages of each rank in an exchange hold the same resource, one after another."""
+        if len(hops := self.hops(digit)) != 1:
+            return False
+        link = np.unique(hops[0])
+        src, holds = link_ends(self.problem.topology)[0], hold_columns(self.problem.topology)
+        row = np.flatnonzero(np.isin(holds.link, link) & ~holds.receives)
+        held = src[holds.link[row]] * len(self.problem.topology.resources) + holds.resource[row]
+        held, count = np.unique(held, return_counts=True)
+        found = np.zeros(self.problem.topology.num_ranks, np.int64)
+        np.maximum.at(found, held // len(self.problem.topology.resources), count)
+        return bool((found == np.bincount(src[link], minlength=len(found))).all())
+
+    @cached
     def hops(self, digit: Digit, is_same: bool = False) -> list[Ints]:
         """Links of all routes in an exchange, an array per hop: first hops, second hops, and so on.
 
@@ -383,20 +409,6 @@ class StepTimes:
             first.sort()
             hop, link = hop[first], link[first]
         return [link[hop == each] for each in range(int(hop.max()) + 1)]
-
-
-def share_in(head: tuple[str, Digit], count: int) -> int:
-    """Number of a part's chunks in each message of a step, from the `count` that a rank holds before it."""
-    verb, digit = head
-    return -(-count // digit.base) if verb == "scatter" else count
-
-
-def held_after(head: tuple[str, Digit], count: int) -> int:
-    """Number of a part's chunks that a rank holds after a step; `count` is the number before the step."""
-    verb, digit = head
-    if verb == "sum":
-        return count * max(1, len(digit.turns))
-    return -(-count // digit.base) if verb == "scatter" else count * digit.base
 
 
 def _distinct(columns: Ints) -> Ints:
