@@ -62,7 +62,8 @@ class Annealing:
         for number, plan in enumerate(plans):
             for step, (verb, digit) in enumerate(every := plan.steps()):
                 kinds[number, step] = heads.setdefault((digit, verb != "scatter"), len(heads))
-                verbs[number, step], bases[number, step], owns[number, step] = _VERBS[verb], digit.base, digit.own
+                verbs[number, step], bases[number, step] = _VERBS[verb], digit.base
+                owns[number, step] = digit.own
                 backs[number, step], shares[number, step] = follows(every, step)
         self._plans = Plans(kinds, verbs, bases, owns, backs, shares)
         self._steps = _steps(times, heads, resources)
