@@ -81,6 +81,7 @@ class Annealing:
             np.zeros(most_parts),
             np.zeros(most_parts, np.int64),
             np.zeros(most_parts, np.int64),
+            np.zeros(most_parts, np.int64),
             np.zeros((4, len(resources))),
         )
 

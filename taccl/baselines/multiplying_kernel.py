@@ -89,6 +89,7 @@ class Room(NamedTuple):
     - `busy`: (num_parts, num_steps, num_resources) ticks for which it holds each resource.
     - `ready`, `done`: (num_parts,) earliest start of the next step, and end of all steps so far.
     - `length`, `place`: (num_parts,) number of steps, and index of the next one.
+    - `other`: (num_parts,) 1 if the step after the next one may start before it, -1 if it has, else 0.
     - `loads`: (4, num_resources) figures of a resource. The first two are the ticks of all further holds, and
       the time at which it is free. The others are the shortest times of a part before its first hold, and
       after its last one.
@@ -105,6 +106,7 @@ class Room(NamedTuple):
     done: Floats
     length: Ints
     place: Ints
+    other: Ints
     loads: Floats
 
 
@@ -152,7 +154,8 @@ def _prepare(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, m
             length += 1
         if total > most:
             return False
-        room.length[k], room.place[k], room.ready[k], room.done[k] = length, 0, 0.0, 0.0
+        room.length[k], room.place[k], room.other[k] = length, 0, 0
+        room.ready[k] = room.done[k] = 0.0
         then = 0.0
         for s in range(length - 1, -1, -1):
             left, back = max(room.left[k, s], room.ticks[k, s] + then), room.back[k, s]
@@ -183,20 +186,21 @@ def _finish(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, mo
     load, free, _, tail = room.loads
     finish = 0.0
     while True:
-        since, first, is_own = math.inf, -1, False
+        since, first, is_own, early = math.inf, -1, False, 0
         for k in range(mixes.number[which]):
-            s = room.place[k]
-            if s < room.length[k]:
-                start = room.ready[k]
-                for r in range(len(free)):
-                    if free[r] > start and room.busy[k, s, r] > 0:
-                        start = free[r]
-                own = plans.own[mixes.plan[which, k], s] > 0
-                if start < since or (start == since and is_own and not own):
-                    since, first, is_own = start, k, own
+            for after in range(1 + max(0, room.other[k])):
+                s = room.place[k] + after
+                if s < room.length[k]:
+                    start = room.ready[k]
+                    for r in range(len(free)):
+                        if free[r] > start and room.busy[k, s, r] > 0:
+                            start = free[r]
+                    own = plans.own[mixes.plan[which, k], s] > 0
+                    if start < since or (start == since and is_own and not own):
+                        since, first, is_own, early = start, k, own, after
         if first < 0:
             return finish
-        s = room.place[first]
+        s = room.place[first] + early
         if since + room.left[first, s] > most:
             return math.inf
         for r in range(len(free)):
@@ -209,13 +213,21 @@ def _finish(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, mo
         room.since[first, s] = since
         room.done[first] = max(room.done[first], since + room.ticks[first, s])
         finish = max(finish, room.done[first])
+        if early > 0:
+            room.other[first] = -1
+            continue
         s += 1
-        room.place[first] = s
+        if room.other[first] < 0:
+            s += 1
+        room.place[first], room.other[first] = s, 0
         if s < room.length[first]:
-            back = room.back[first, s]
-            room.ready[first] = (
-                room.done[first] if back == 0 else room.since[first, s - back] + room.lead[first, s]
-            )
+            plan, back = mixes.plan[which, first], room.back[first, s]
+            if plans.own[plan, s] <= 0:
+                room.ready[first] = (
+                    room.done[first] if back == 0 else room.since[first, s - back] + room.lead[first, s]
+                )
+            if s + 1 < room.length[first] and plans.own[plan, s + 1] > 0:
+                room.other[first] = 1
 
 
 @inner

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
+    #: See `TimedPart.steps`.
+    TimedStep = tuple[float, list[tuple[int, float]], float, bool]
 
 #: Max resources with different loads for which mixed plans are searched; with more, estimates are too slow.
 MOST_RESOURCES = 64
@@ -46,7 +48,7 @@ class TimedPart:
 
     part: PlanPart
     size: int
-    steps: list[tuple[float, list[tuple[int, float]], float, bool]]
+    steps: list[TimedStep]
     alone: list[Undelayed]
     loads: list[float]
     heads: list[float]
@@ -71,7 +73,7 @@ class TimedPart:
         for number, (head, ticks, holds) in enumerate(steps):
             start = total - left
             if alone:
-                start, left, _, _ = alone[number]
+                start, left = alone[number][:2]
             for place, busy in holds:
                 loads[place] += busy
                 heads[place], tails[place] = min(heads[place], start), min(tails[place], left - busy)
@@ -144,22 +146,31 @@ class MixTimes:
             return math.inf
         above = most * _ROUNDING
         free = [0.0] * len(self.resources)
-        steps = [iter(each.steps) for each in mix]
-        # Next step of each part: its earliest start, and as in `TimedPart.steps`.
-        heads = [(0.0, *next(each)) for each in steps]
-        done, alone = [Progress() for _ in mix], [each.alone for each in mix]
-        finish = 0.0
+        # Next step of each part; a step that may start before it; the steps that have started.
+        heads = [each.steps[0] for each in mix]
+        others: list[TimedStep | None] = [None] * len(mix)
+        done = [Progress() for _ in mix]
+        finish, mix = 0.0, [*mix]
         while heads:
-            since, first, is_own = math.inf, -1, False
-            for k, (start, _, holds, _, own) in enumerate(heads):
+            since, first, is_own, early = math.inf, -1, False, False
+            for k, (_, holds, _, own) in enumerate(heads):
+                start = done[k].ready
                 for place, _ in holds:
                     if free[place] > start:
                         start = free[place]
                 if start < since or (start == since and is_own and not own):
-                    since, first, is_own = start, k, own
+                    since, first, is_own, early = start, k, own, False
+                if (other := others[k]) is not None:
+                    start = done[k].ready
+                    for place, _ in other[1]:
+                        if free[place] > start:
+                            start = free[place]
+                    if start < since:
+                        since, first, is_own, early = start, k, True, True
             if first < 0:
                 return math.inf
-            _, ticks, holds, left, _ = heads[first]
+            other = others[first]
+            ticks, holds, left, _ = other if early and other else heads[first]
             if since + left > most:
                 return math.inf
             for place, busy in holds:
@@ -168,12 +179,15 @@ class MixTimes:
                 if free[place] + left_loads[place] + tails[place] > above:
                     return math.inf
             finish = max(finish, since + ticks)
-            ready = done[first].advanced(since, ticks, alone[first]) if alone[first] else since + ticks
-            step = next(steps[first], None)
-            if step is not None:
-                heads[first] = ready, *step
-            else:
-                del heads[first], steps[first], done[first], alone[first]
+            progress, steps = done[first], mix[first].steps
+            progress.started(since, ticks, mix[first].alone, early=early)
+            if progress.place == len(steps):
+                del heads[first], others[first], done[first], mix[first]
+                continue
+            heads[first], others[first] = steps[progress.place], None
+            after = progress.place + 1
+            if after < len(steps) and steps[after][3] and not progress.early:
+                others[first] = steps[after]
         return finish
 
     def timed(self, part: PlanPart, size: int) -> TimedPart:

@@ -74,12 +74,14 @@ class Undelayed(NamedTuple):
     - `left`: Ticks from its start to the end of the steps that depend on it.
     - `back`: How many steps before it is the one that it follows; 0 if it follows all.
     - `lead`: Ticks from the start of that step to its earliest start.
+    - `is_own`: True if it only moves chunks of the own node.
     """
 
     start: float
     left: float
     back: int
     lead: float
+    is_own: bool
 
 
 def undelayed(heads: Sequence[tuple[str, Digit]], times: Sequence[tuple[float, float]]) -> list[Undelayed]:
@@ -102,26 +104,42 @@ def undelayed(heads: Sequence[tuple[str, Digit]], times: Sequence[tuple[float, f
             lefts[step - back] = max(lefts[step - back], lead + lefts[step])
         else:
             then = lefts[step]
-    return [Undelayed(start, left, *each) for start, left, each in zip(starts, lefts, follow, strict=True)]
+    columns = zip(heads, starts, lefts, follow, strict=True)
+    return [Undelayed(start, left, *each, digit.own > 0) for (_, digit), start, left, each in columns]
 
 
 class Progress:
-    """Steps of a part that have started: their number, their starts, and the time at which all have ended."""
+    """Steps of a part that have started.
 
-    __slots__ = ("end", "number", "starts")
+    A step for chunks of the own node may start before the step between nodes that precedes it.
+
+    - `ready`: Earliest start of the next step.
+    - `place`: Its number.
+    - `early`: True if the step after it has started.
+    - `end`: Time at which all started steps have ended.
+    """
+
+    __slots__ = ("early", "end", "place", "ready", "starts")
 
     def __init__(self) -> None:
-        self.number, self.starts, self.end = 0, list[float](), 0.0
+        self.ready, self.place, self.early, self.end, self.starts = 0.0, 0, False, 0.0, list[float]()
 
-    def advanced(self, since: float, ticks: float, every: Sequence[Undelayed]) -> float:
-        """Start the next step at a time; return the earliest start of the one after it, or the end."""
-        self.number += 1
-        self.starts.append(since)
+    def started(self, since: float, ticks: float, every: Sequence[Undelayed], *, early: bool) -> None:
+        """Note the start of the next step, or of the one after it if `early`.
+
+        - `every`: Undelayed times of the part's steps; empty if these follow one another.
+        """
         self.end = max(self.end, since + ticks)
-        if self.number == len(every) or not every[self.number].back:
-            return self.end
-        step = every[self.number]
-        return self.starts[-step.back] + step.lead
+        if early:
+            self.early = True
+            return
+        self.starts += [since] * (1 + self.early)
+        self.place, self.early = len(self.starts), False
+        step = every[self.place] if self.place < len(every) else None
+        if step is None or not step.back:
+            self.ready = self.end
+        elif not step.is_own:
+            self.ready = self.starts[-step.back] + step.lead
 
 
 def merged_sends(num_chunks: Any, pieces: int, most: int) -> Any:

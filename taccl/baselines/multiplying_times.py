@@ -201,39 +201,51 @@ class StepTimes:
         if len(left) == 1:
             return (rests[0][0].left if rests[0] else 0.0), [PlanStep(*head, (0,)) for head in left[0]]
         above = most * _ROUNDING
-        ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
-        done = [Progress() for _ in left]
+        free, done = np.zeros(len(self.problem.topology.resources)), [Progress() for _ in left]
 
         def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats, Ints]:
             return self._step(head, [counts[k] for k in some])
 
         order = []
-        used_by = {k: takes(steps[0], [k])[2] for k, steps in enumerate(left) if steps}
+        used_by = {(k, False): takes(steps[0], [k])[2] for k, steps in enumerate(left) if steps}
         while used_by:
-            starts = [(max(ready[k], float(free[used].max(initial=0))), k) for k, used in used_by.items()]
-            if any(start + rests[k][done[k].number].left > above for start, k in starts):
+            starts = [
+                (max(done[k].ready, float(free[used].max(initial=0))), k, early)
+                for (k, early), used in used_by.items()
+            ]
+            if any(start + rests[k][done[k].place + early].left > above for start, k, early in starts):
                 return math.inf, []
-            since, _, first = min((start, left[k][0][1].own > 0, k) for start, k in starts)
-            head, some = left[first][0], [first]
-            alike = [k for _, k in starts if left[k][0] == head and k != first]
-            for k in sorted(alike, key=ready.__getitem__) if plan.how not in (BEHIND, BY_NODE, MIXED) else ():
-                then, alone = max(since, ready[k]), since + float(takes(head, some)[1].max())
-                if then + takes(head, [*some, k])[0] <= max(alone, ready[k]) + takes(head, [k])[0]:
-                    since, some = then, [*some, k]
+            since, _, first, early = min(
+                (start, left[k][early][1].own > 0, k, early) for start, k, early in starts
+            )
+            head, some = left[first][early], [first]
+            alike = [k for _, k, _ in starts if left[k][0] == head and k != first]
+            together = plan.how not in (BEHIND, BY_NODE, MIXED)
+            for k in sorted(alike, key=lambda k: done[k].ready) if together else ():
+                ready, alone = done[k].ready, since + float(takes(head, some)[1].max())
+                if max(since, ready) + takes(head, [*some, k])[0] <= max(alone, ready) + takes(head, [k])[0]:
+                    since, some = max(since, ready), [*some, k]
+            before = counts[first]
+            if early:
+                counts[first] = held_after(left[first][0], before)
             ticks, busy, used = takes(head, some)
             if since + ticks > most:
                 return math.inf, []
             free[used] = since + busy
             for k in some:
-                del left[k][0]
-                counts[k] = held_after(head, counts[k])
-                ready[k] = done[k].advanced(since, ticks, rests[k])
+                del used_by[k, early]
+                done[k].started(since, ticks, rests[k], early=early)
+                counts[k] = before if early else held_after(head, counts[k])
+                del left[k][early]
+                if early:
+                    continue
+                used_by.pop((k, True), None)
                 if left[k]:
-                    used_by[k] = takes(left[k][0], [k])[2]
-                else:
-                    del used_by[k]
+                    used_by[k, False] = takes(left[k][0], [k])[2]
+                if len(left[k]) > 1 and left[k][1][1].own > 0:
+                    used_by[k, True] = takes(left[k][1], [k])[2]
             order.append(PlanStep(*head, tuple(some)))
-        return max(ready), order
+        return max(each.end for each in done), order
 
     def _counts(self, plan: StepPlan) -> list[int]:
         """Number of chunks of each part that a rank holds before the first step."""
