@@ -52,7 +52,7 @@ from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, of
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import offer_nearby
-from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
+from taccl.synthesis.suggesting.sketched_search import is_unguided, meets_bound, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.switches import by_switches
 from taccl.topology.recognise import grid_of
@@ -64,7 +64,7 @@ _CUT_SHARE = 0.25
 #: `_END_S`, `_END_S_PER_LINK`: CPU seconds at the end, to bound, to verify and to print.
 _LEAST_ROOT_S, _MOST_LATE_S, _END_S, _END_S_PER_LINK = 0.5, 1.45, 0.1, 1.2e-5
 #: Max hops of all trials of numbers of chunks for which these precede spanning trees (at most 2 s of CPU).
-_TRIAL_HOPS = 200_000
+_TRIAL_HOPS = 300_000
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the remaining time for the fastest baseline of an exchange, and its least value in seconds.
@@ -451,6 +451,6 @@ def propose_all(search: Search, whole: Search) -> None:
     """Run `THIRD` on the whole problem, and `PROPOSERS` on the problem in the chosen number of chunks."""
     if any(each.is_meant(whole) for each in THIRD):
         look_for_bound(search)
-        if not offer_proven(search):
+        if not (offer_proven(search) or meets_bound(search)):
             run(whole, THIRD)
     run(search, PROPOSERS)

@@ -87,7 +87,7 @@ def search_guided(search: Search) -> None:
     if search.interrupted or offer_proven(search):
         return
     limit_s = search.deadline.left_s
-    if not is_searched:
+    if not (is_searched or meets_bound(search)):
         _offer_first(search, limit_s)
     tried: list[SketchProposal] = []
     proposals = proposals or _suggested(search, limit_s)
@@ -98,6 +98,8 @@ def search_guided(search: Search) -> None:
         finish_us = search.offer_sketched(sketch.schedule, sketch.sketch.name)  # the proposal's own schedule
         search.record("suggested", "taccl", "done", since, finish_us=finish_us)
         tried.append(sketch)
+        if search.is_met:
+            break
         # Proposals with the same finish share the time.
         alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])
         limit_s = _SKETCH_SHARE / alike * search.deadline.left_s
@@ -122,6 +124,13 @@ def search_guided(search: Search) -> None:
     if tried:
         search.notes.append(_sketches_note(search, tried))
     search.record("sketches", "taccl", "done", begun, finish_us=search.best_us)
+
+
+def meets_bound(search: Search) -> bool:
+    """True if the schedule of a sketch to search under meets the bound of the search."""
+    return search.bound is not None and any(
+        each.schedule.finish <= search.bound.bound for each in search.proposals
+    )
 
 
 def _search_part(

@@ -1,9 +1,16 @@
 """Synthesis without a sketch: suggested sketches are tried, reported, and never make the result worse."""
 
+from dataclasses import replace
+
 import pytest
 
 import taccl
+from taccl._internal.deadline import NEVER
 from taccl.errors import InputError
+from taccl.synthesis.bounding import no_bound
+from taccl.synthesis.options import Options
+from taccl.synthesis.search import Search
+from taccl.synthesis.suggesting import sketched_search
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, BRIEF
@@ -90,6 +97,19 @@ def test_a_proposal_may_be_given(proposal, unsketched):
     """A given proposal of `suggest_sketches` is used in place of the best one."""
     result = taccl.synthesize(unsketched, time_limit_s=AMPLE_S, parameters=BRIEF, sketch=proposal)
     assert result.finish_us <= proposal.finish_us
+
+
+def test_a_proposal_whose_schedule_meets_the_bound_ends_the_search(proposal, monkeypatch):
+    """Neither first schedules nor a search under the sketch follow; the note names the sketch."""
+    for name in ("_offer_first", "_search_part"):
+        monkeypatch.setattr(sketched_search, name, None)
+    topology, collective = proposal.problem.topology, proposal.problem.collective
+    problem = taccl.make_problem(topology, collective, size_bytes=16_000_000)
+    search = Search(problem, Options(), NEVER, proposals=[proposal])
+    search.bound = replace(no_bound(problem), bound=proposal.schedule.finish)
+    sketched_search.search_guided(search)
+    assert search.is_met
+    assert search.notes[0].startswith(f"suggested sketch {proposal.sketch.name}")
 
 
 def test_a_proposal_for_other_chunks_is_refused(proposal):
