@@ -42,7 +42,7 @@ LINES = (
         "_internal.plugins",
         "_internal.units",
     ),
-    ("_internal.value_readers",),
+    ("_internal.program_start", "_internal.value_readers"),
     ("_internal.arguments", "_internal.kernels", "_internal.reading"),
     ("_internal.draws", "_internal.validation"),
     ("topology", "problem.chunks", "solvers"),
