@@ -146,48 +146,53 @@ class MixTimes:
             return math.inf
         above = most * _ROUNDING
         free = [0.0] * len(self.resources)
-        # Next step of each part; a step that may start before it; the steps that have started.
-        heads = [each.steps[0] for each in mix]
-        others: list[TimedStep | None] = [None] * len(mix)
-        done = [Progress() for _ in mix]
-        finish, mix = 0.0, [*mix]
-        while heads:
+        # Steps of each part that are left; their earliest start; a step that may start before the first.
+        left = [[*reversed(each.steps)] for each in mix]
+        ready = [0.0] * len(mix)
+        others: dict[int, TimedStep] = {}
+        done = {k: Progress() for k, each in enumerate(mix) if each.alone}
+        parts, finish = [*range(len(mix))], 0.0
+        while parts:
             since, first, is_own, early = math.inf, -1, False, False
-            for k, (_, holds, _, own) in enumerate(heads):
-                start = done[k].ready
+            for k in parts:
+                start = ready[k]
+                _, holds, _, own = left[k][-1]
                 for place, _ in holds:
                     if free[place] > start:
                         start = free[place]
                 if start < since or (start == since and is_own and not own):
                     since, first, is_own, early = start, k, own, False
-                if (other := others[k]) is not None:
-                    start = done[k].ready
-                    for place, _ in other[1]:
+                if k in others:
+                    start = ready[k]
+                    for place, _ in others[k][1]:
                         if free[place] > start:
                             start = free[place]
                     if start < since:
                         since, first, is_own, early = start, k, True, True
             if first < 0:
                 return math.inf
-            other = others[first]
-            ticks, holds, left, _ = other if early and other else heads[first]
-            if since + left > most:
+            steps = left[first]
+            ticks, holds, rest, _ = steps.pop(-1 - early)
+            if since + rest > most:
                 return math.inf
             for place, busy in holds:
                 free[place] = since + busy
                 left_loads[place] -= busy
                 if free[place] + left_loads[place] + tails[place] > above:
                     return math.inf
-            finish = max(finish, since + ticks)
-            progress, steps = done[first], mix[first].steps
-            progress.started(since, ticks, mix[first].alone, early=early)
-            if progress.place == len(steps):
-                del heads[first], others[first], done[first], mix[first]
-                continue
-            heads[first], others[first] = steps[progress.place], None
-            after = progress.place + 1
-            if after < len(steps) and steps[after][3] and not progress.early:
-                others[first] = steps[after]
+            end = since + ticks
+            if end > finish:
+                finish = end
+            others.pop(first, None)
+            if first in done:
+                done[first].started(since, ticks, mix[first].alone, early=early)
+                ready[first] = done[first].ready
+                if len(steps) > 1 and steps[-2][3] and not early:
+                    others[first] = steps[-2]
+            else:
+                ready[first] = end
+            if not steps:
+                parts.remove(first)
         return finish
 
     def timed(self, part: PlanPart, size: int) -> TimedPart:

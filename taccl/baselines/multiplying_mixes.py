@@ -162,7 +162,9 @@ def _greedy(times: StepTimes) -> tuple[float, Mix, list[PlanPart]]:
     least = max(1, num_chunks // _MOST_PARTS)
     plans = [part for part in mixes.parts if mix and mixes.finish([mixes.timed(part, least)]) < ticks]
     if plans:
-        ticks, mix = with_insertions(mixes, mix, plans, most_parts=_MOST_PARTS)
+        used = {each.part.undivided for each in mix}
+        some = [part for part in plans if not part.is_divided or part.undivided in used]
+        ticks, mix = with_insertions(mixes, mix, some, most_parts=_MOST_PARTS)
     return ticks, mix, plans
 
 
