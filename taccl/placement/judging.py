@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -251,13 +252,16 @@ def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_
 
 
 def _noise(one: _Figures, other: _Figures) -> _Figures:
-    """Estimate the noise in one half of the measurements from the difference between both halves.
+    """Estimate the noise in one half of the measurements from the difference between both halves."""
+    differ = _off_mean(one, other)
+    return {name: differ[name] / np.sqrt(2) for name in differ}
 
-    The mean of the noise is subtracted, as a delay common to all pairs delays every order alike.
-    """
+
+def _off_mean(one: _Figures, other: _Figures) -> _Figures:
+    """Difference between figures, less its mean, as a delay common to all pairs delays every order alike."""
     found = {}
     for name in one:
-        differ = (one[name] - other[name]) / np.sqrt(2)
+        differ = one[name] - other[name]
         off = ~np.eye(len(differ), dtype=bool)
         found[name] = np.where(off, differ - differ[off].mean(), 0.0)
     return found
@@ -298,17 +302,27 @@ def _resampled(
 ) -> Iterator[_Figures]:
     """Yield simulated halves of the measurements: shrunk values of all repetitions plus resampled noise.
 
-    The noise is that of each split in turn, with a random sign and randomly permuted hosts. So noise common
-    to all pairs of a host stays together.
+    The noise is that of each half in turn, with randomly permuted hosts. So noise common to all pairs of a
+    host stays together. The noise of a half is its difference from the shrunk values, which keeps the skew of
+    rare outliers, scaled to `variance`: shrunk values differ the less from a half the less they are shrunk.
     """
-    noises = [_noise(*split) for split in splits]
     of_all = {name: variance[name] / 2 for name in variance}
     both = {name: (splits[0][0][name] + splits[0][1][name]) / 2 for name in variance}
     centre = _shrunk(_with_figures(probe, both), both, of_all)
+    halves = ([_off_mean(half, centre) for half in split] for split in splits)
+    noises = [*chain(*(_scaled(both, variance) for both in halves))]
     while True:
         for each in noises:
-            hosts, sign = rng.permutation(probe.num_hosts), rng.choice((-1, 1))
-            yield {name: centre[name] + sign * each[name][np.ix_(hosts, hosts)] for name in centre}
+            hosts = rng.permutation(probe.num_hosts)
+            yield {name: centre[name] + each[name][np.ix_(hosts, hosts)] for name in centre}
+
+
+def _scaled(noises: Sequence[_Figures], variance: Mapping[str, float]) -> Iterator[_Figures]:
+    """Yield the noise of several halves, scaled such that its mean square is `variance`."""
+    square = {name: float(np.mean([each[name] ** 2 for each in noises])) for name in variance}
+    factor = {name: np.sqrt(variance[name] / square[name]) if square[name] else 0.0 for name in square}
+    for each in noises:
+        yield {name: factor[name] * each[name] for name in factor}
 
 
 def _with_figures(probe: Probe, figures: _Figures) -> Probe:

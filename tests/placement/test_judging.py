@@ -9,6 +9,7 @@ import pytest
 import taccl
 from taccl.cli.command import run
 from taccl.errors import FormatError
+from taccl.placement import judging
 from taccl.placement.case import Case
 from taccl.placement.matrices import load_probe
 from taccl.placement.probe import Probe, median_of_known
@@ -52,6 +53,21 @@ def test_noise_between_equal_hosts_is_no_gain(passes):
         assert found.order == GIVEN
         assert found.gain == 1
         assert found.judgement is None or found.judgement.verdict == "within noise"
+
+
+def test_simulated_repetitions_keep_a_rare_outlier():
+    """One measurement of 25 us among those of 10 us gives simulated halves with 25 us, or with 10 us alone.
+
+    If its deviation were shared by both halves, none would have more than 19 us, and each would have some.
+    """
+    measured = np.full((8, 8), 10.0)
+    measured[4, 3] = 25
+    probe = Probe(NAMES, measured)
+    split = judging._halves(probe, judging._repetitions(probe)[0], np.random.default_rng(0))
+    variance = {"latency_us": float(np.mean(judging._noise(*split)["latency_us"] ** 2))}
+    resampled = judging._resampled(probe, [split], variance, np.random.default_rng(0))
+    most = [np.exp(next(resampled)["latency_us"]).max() for _ in range(4)]
+    assert sorted(most) == pytest.approx([10, 10, 25, 25], rel=0.1)
 
 
 @pytest.mark.slow
