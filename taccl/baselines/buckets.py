@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from math import gcd, prod
 from operator import itemgetter
@@ -11,7 +11,7 @@ from operator import itemgetter
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl._internal.arrays import lexsort
+from taccl._internal.arrays import lexsort, numbered
 from taccl.baselines.forms import fastest, fastest_form
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
@@ -219,15 +219,15 @@ def _part_of_sums(
         size, stride = dims.sizes[k], dims.strides[k]
         dst = src + ((digits[k][src] + way) % size - digits[k][src]) * stride
         some = np.broadcast_to(length, len(chunk))[row]
-        pairs, inverse = np.unique(np.stack((src, some)), axis=1, return_inverse=True)
-        others = [j for j in range(len(dims)) if j != k and j not in done]
-        found = []
-        for rank, count in pairs.T.tolist():
-            in_row = np.zeros(size, bool)
-            in_row[(digits[k][rank] - way * np.arange(count)) % size] = True
-            adds = in_row[digits[k]] & (digits[others] == digits[others][:, [rank]]).all(axis=0)
-            found.append(sums.setdefault(tuple(np.flatnonzero(adds).tolist()), len(sums)))
-        return step, chunk[row], src, dst, np.array(found, np.int64)[inverse.ravel()]
+        fixed = [j for j in range(len(dims)) if j == k or j not in done]
+        base = sum((digits[j][src] * dims.strides[j] for j in fixed), np.zeros_like(src))
+        pairs, _, number = numbered(base * (size + 1) + some)
+        alike = dims.sizes, dims.strides, frozenset(done - {k}), k, way
+        found = [
+            sums.setdefault(_ranks_of_sum(*alike, *divmod(pair, size + 1)), len(sums))
+            for pair in pairs.tolist()
+        ]
+        return step, chunk[row], src, dst, np.array(found, np.int64)[number]
 
     def at(some: Iterable[int]) -> Flags:
         """True if a rank has the digits of a chunk's target in dimensions `some`, (num_ranks, num_chunks)."""
@@ -262,6 +262,28 @@ def _part_of_sums(
             goes = at(along[:place]) & away(k, way, hops) & (hops < reach(k, way))
             yield moved(first + hops, k, way, goes, dims.sizes[k])
         first += _steps(dims, k)
+
+
+@lru_cache(maxsize=1 << 14)
+def _ranks_of_sum(
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    done: frozenset[int],
+    k: int,
+    way: int,
+    rank: int,
+    count: int,
+) -> tuple[int, ...]:
+    """Ranks of a partial sum: `count` consecutive ones along dimension k up to `rank`, with their images.
+
+    - `done`: Dimensions along which sums are complete; ranks that differ only in these are images.
+    - `way`: Direction along dimension k, 1 or -1.
+    """
+    place = rank // strides[k] % sizes[k]
+    found = rank + ((place - way * np.arange(count)) % sizes[k] - place) * strides[k]
+    for j in done:
+        found = (found[:, None] + strides[j] * np.arange(sizes[j])).ravel()
+    return tuple(np.sort(found).tolist())
 
 
 def _steps(dims: Dimensions, k: int) -> int:
