@@ -445,7 +445,7 @@ def test_a_plan_without_time_for_programs_has_schedules_alone(tmp_path, monkeypa
     monkeypatch.setattr(plan_search.PlanSearch, "_lowering_s", lambda _, num_sends, lowering: 1e4 * num_sends)
     monkeypatch.setattr(plan_search, "runnable", None)
     plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=100)
-    note = "no program, as that of 12 sends takes about [0-9]+ s: give more time, or use `taccl convert`"
+    note = "no program, as that of 24 sends takes about [0-9]+ s: give more time, or use `taccl convert`"
     assert any(re.match(note, each) for each in plan.notes)
     assert [(each.program, each.scratch_bytes) for each in plan.ranges] == [(None, None)]
     paths = plan.save(tmp_path / "plan")
@@ -495,7 +495,7 @@ def test_lowering_obeys_the_time_limit(monkeypatch):
     search = baselines_only()
     ranges, _ = search.ranges(4, {"in_place": False}, Deadline.after(-1.5))
     assert [each.program for each in ranges] == [None]
-    assert any(each.startswith("no program, as that of 12 sends takes about 1 s") for each in search.notes)
+    assert any(each.startswith("no program, as that of 24 sends takes about 1 s") for each in search.notes)
 
 
 @pytest.mark.slow
