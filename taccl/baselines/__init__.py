@@ -69,9 +69,10 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
 
 #: `_LONG_S`, `_LONG_TIMES`: baselines that take more than this number of CPU seconds by estimate, and this
 #: multiple of the quickest one, come last (recursive multiplying on 256 ranks).
+#: `_USUAL_TURNS`: number of turns by which the usually best baselines of tori and meshes come earlier.
 #: `_CUT_ANYWAY`: max transfers (0.2 s) for finer chunks even if `soonest_us` is past the best finish.
 #: `_CUT_TIMES`: max ratio of this estimate to the best finish; 461 cases finished at 0.35 of it or more.
-_LONG_S, _LONG_TIMES, _CUT_ANYWAY, _CUT_TIMES = 2.0, 3.0, 2_000, 3.0
+_LONG_S, _LONG_TIMES, _USUAL_TURNS, _CUT_ANYWAY, _CUT_TIMES = 2.0, 3.0, 5, 2_000, 3.0
 
 
 @checked
@@ -147,12 +148,16 @@ def _groups(problem: Problem) -> Sequence[list[str]]:
     """
     takes_s, on_grid = build_times(problem, sys.maxsize), grid_of(problem.topology) is not None
     most_s = max(_LONG_S, _LONG_TIMES * min(takes_s.values(), default=0.0))
-
     # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
     first = "pairwise" if are_pairs(problem) else ""
-    usual = {name: row_of(name).grid_place for name in BASELINES if on_grid and not first}
+
+    def turn(name: str) -> int:
+        row = row_of(name)
+        is_usual = on_grid and not first and row.grid_place is not None
+        return row.turn + (row.grid_place or 0) - _USUAL_TURNS if is_usual else row.turn
+
     groups: tuple[list[str], ...] = [], [], []
-    for name in sorted(BASELINES, key=lambda name: (name != first, usual.get(name) or 0, row_of(name).turn)):
+    for name in sorted(BASELINES, key=lambda name: (name != first, turn(name))):
         is_long = takes_s.get(name, 0.0) > most_s
-        groups[0 if usual.get(name) is not None else 1 + is_long].append(name)
+        groups[0 if turn(name) <= -_USUAL_TURNS else 1 + is_long].append(name)
     return groups

@@ -495,7 +495,7 @@ def test_lowering_obeys_the_time_limit(monkeypatch):
     search = baselines_only()
     ranges, _ = search.ranges(4, {"in_place": False}, Deadline.after(-1.5))
     assert [each.program for each in ranges] == [None]
-    assert any(each.startswith("no program, as that of 24 sends takes about 1 s") for each in search.notes)
+    assert any(each.startswith("no program, as that of 12 sends takes about 1 s") for each in search.notes)
 
 
 @pytest.mark.slow
