@@ -355,7 +355,7 @@ def following_values(schedule: Schedule, bound: Certificate | None = None) -> di
     return {
         "size_bytes": schedule.problem.size_bytes,
         **picked(schedule, "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s"),
-        "bound_us": bound.bound_us, "bound_limits": bound.limits,
+        "bound_us": bound.bound_us, "bound_limits": bound.limits, "bound_scope": bound.scope,
         "gap": None if gap == float("inf") else gap,
         "busiest": None if busiest is None else busiest.name,
         "utilisation": 0.0 if busiest is None else busiest.utilisation,

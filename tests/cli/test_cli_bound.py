@@ -137,7 +137,9 @@ class TestBound:
         code, values = run_json("bound", saved)
         assert (code, values["bound_us"]) == (0, 1.04)
         assert (values["schedule"]["finish_us"], values["schedule"]["gap"]) == (1.04, 0.0)
-        assert "the schedule takes 1.04 us, a gap of 0.00% to the bound" in run("bound", saved)[1]
+        gap = "0.00% (optimal for 1 chunk per rank; 1.96% over all chunkings)"
+        assert f"the schedule takes 1.04 us, a gap of {gap}; busiest is " in run("bound", saved)[1]
+        assert values["schedule"]["gap_over_all_chunkings"] == pytest.approx(1.04 / 1.02 - 1)
         code, _, err = run("bound", saved, "--size", "1MB")
         assert (code, err) == (2, "taccl: error: --size: a schedule contains it; leave it out\n")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import taccl
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.names import note_lines, table
-from taccl._internal.units import format_count, format_gap, format_rates, format_size, format_us, gb_per_s
+from taccl._internal.units import format_count, format_rates, format_size, format_us, gb_per_s
 from taccl.cli.inputs import followed, held_by, program_in
 from taccl.cli.options import LEAST_S, ROLES, add_limit, add_problem_options, option, refuse
 from taccl.cli.output import Answer, ended_by_ctrl_c, following_values, picked, say
@@ -65,6 +65,8 @@ def add(verb: ArgumentParser) -> None:
 
 def run(options: Namespace) -> Answer:
     """Show a proven lower bound on any schedule's finish, and its bottleneck."""
+    from taccl.analysis.certificates.scopes import gap_text
+
     noun = held_by(options.sketch)
     if noun not in _SUPERFLUOUS:
         fabric = named_fabric(options)
@@ -84,11 +86,14 @@ def run(options: Namespace) -> Answer:
         schedule = followed(program, options, size=options.size, chunk_size=options.chunk_size)
     else:
         schedule = schedule_in(options.sketch, options)
-    answer, bound = _bounded(schedule.problem, options)
-    values = following_values(schedule, bound)
+    answer, prices = _bounded(schedule.problem, options)
+    is_open, every = schedule.problem.chunks_open, prices.divisible
+    values = following_values(schedule, every if is_open else prices.bound)
+    values["gap_over_all_chunkings"] = every.gap(schedule.finish) if every.bound else None
     text = (
-        f"{answer.text}\n  the {noun} takes {schedule.timing}, a gap of {format_gap(values['gap'])} to the "
-        f"bound; busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
+        f"{answer.text}\n  the {noun} takes {schedule.timing}, a gap of "
+        f"{gap_text(prices.bound, schedule.finish, every, is_open=is_open)}; busiest is {values['busiest']}, "
+        f"{values['utilisation']:.1%} of that time"
     )
     return replace(answer, text=text, figures=lambda: answer.values | {noun: values})
 
@@ -133,8 +138,8 @@ def _of_fabric(fabric: NamedFabric, options: Namespace) -> Answer | None:
     return Answer(f"{title}\n{table(rows, indent='  ')}", values)
 
 
-def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
-    """(answer, certificate of the bound) for a problem.
+def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Prices]:
+    """(answer, bounds with and without the sketch, and for divisible chunks) for a problem.
 
     The answer lists the bound, its bottleneck, and how much the sketch and whole chunks cost.
     """
@@ -176,7 +181,7 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     complaint = "the witness does not prove the bound" if proven is False else ""
     # Plain values of witnesses take longer than the text, which most commands print.
     figures = partial(_values, problem, bound, prices, in_switches, proven)
-    return Answer(text, figures, complaint), bound
+    return Answer(text, figures, complaint), prices
 
 
 def _may_sum_in_switches(problem: Problem) -> bool:

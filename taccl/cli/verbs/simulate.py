@@ -112,7 +112,8 @@ def _of_program(program: Program, options: argparse.Namespace) -> Answer:
     if outside := [format_limit(size) for size in given if size is not None and not least <= size <= most]:
         span = f"from {format_limit(least)}" + (f" to {format_limit(most)}" if most < NO_LIMIT else "")
         notes.append(f"runtimes use the program {span} by its file, and so not for {first_of(outside, 4)}")
-    title = f"program {shown(program.name)}: {first.title}, {program.protocol}"
+    scope = rows[0]["bound_scope"]
+    title = f"program {shown(program.name)}: {first.title}, {program.protocol}; bound and gap for {scope}"
     lines = [title, "", figures_table(rows, (*_FIGURES, "bound_us", "gap", "busiest", "utilisation"))]
     values = {
         "program": program.name, "collective": first.collective.name, "topology": first.topology.name,
