@@ -47,12 +47,14 @@ _UNKNOWN = 2**61
 _PER_TICK = 1000
 #: Parts into which the price of a pair is split, between the nodes of its source and of its destination.
 _SHARES = 8
-#: Prices of a port's time to try: they fall linearly from the start, and end when they would be 0.
+#: Prices of a port's time to try: they fall linearly from the start to a low level, and then end.
 #: `_HEIGHTS`: price at the start, as a multiple of the price of a pair of ranks.
-#: `_LOW`: lowest price, as a share of that at the start.
-#: `_FALLS`: time of the whole fall to 0, as a share of the latency of a send in a node.
-_HEIGHTS, _LOW = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0), 0.03
+#: `_FALLS`: time of a whole fall to 0, as a share of the latency of a send in a node.
+#: `_LOW`, `_END`: lowest price, as a share of that at the start, and time of the end over that of the fall.
+_HEIGHTS, _LOW, _END = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), 0.08, 1.2
 _FALLS = (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 2.7, 3.3, 4.0, 5.0)
+#: Number of times that the search lowers the prices of NICs.
+_LOWERED = 5
 #: Grids, coarse to fine: (number of cells, steps of the search for the longest horizon, as shares of it).
 _GRIDS = ((180, (0.08, 0.04, 0.02, 0.01)), (340, (0.016, 0.008)), (640, (0.004, 0.001)))
 
@@ -304,7 +306,7 @@ class _Search(HorizonSearch["ExchangeTime"]):
         cells = min(grids, key=lambda each: (-math.floor(alpha * each), (idle * each + 1e-3) % 1))
         grid = _grid(nodes, whole, cells)
         alpha, nic_alpha = (float(port.alpha / grid.cell) for port in (nodes.port, nodes.nic))
-        priced = min(cells, math.ceil(fall * nodes.port.idle / grid.cell))
+        priced = min(cells, math.ceil(_END * fall * nodes.port.idle / grid.cell))
         if alpha >= priced - 1 or nic_alpha >= cells - 1:
             return math.inf, None
         pair = _PRICE / nodes.size**2
@@ -315,10 +317,10 @@ class _Search(HorizonSearch["ExchangeTime"]):
         sharing = nodes.size * (nodes.number - 1)
         worth = _worth(nodes, grid, cells, costs, round(pair * _FACTOR)) / (sharing * _FACTOR)
         # Start from the prices that holds of length 0 need.
-        # Twice, multiply each price by the largest ratio of gain to cost of any hold over its time.
+        # A few times, multiply each price by the largest ratio of gain to cost of any hold over its time.
         # At last, multiply all prices by the largest ratio of any hold.
         nics = _whole(np.diag(worth))
-        for again in (True, True, False):
+        for again in (*[True] * _LOWERED, False):
             nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
             cost = costs_of(nics.tolist(), nic_factors, math.floor(nic_alpha)) / _FACTOR
             needed = worth / cost
