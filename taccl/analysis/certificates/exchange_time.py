@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -258,9 +258,9 @@ class _Search(HorizonSearch["ExchangeTime"]):
 
     def __init__(self, facts: Facts, nodes: _Nodes) -> None:
         self.facts, self.nodes = facts, nodes
-        # The search starts at the latency of three hops, or at the time of all bytes through a NIC if longer.
+        # The search starts at the latency of three hops, or at the time of the bytes through a NIC if longer.
         # If no prices prove three hops, it starts at two.
-        sends = nodes.number * (nodes.number - 1) * nodes.units * nodes.nic.beta
+        sends = 2 * (nodes.number - 1) * nodes.units * nodes.nic.beta
         once, hop = (port.alpha + port.idle for port in (nodes.nic, nodes.port))
         least = nodes.nic.idle + sends / nodes.nics
         starts = {max(float(once + number * hop), least) for number in (1, 2)}
@@ -320,10 +320,10 @@ class _Search(HorizonSearch["ExchangeTime"]):
         # A few times, multiply each price by the largest ratio of gain to cost of any hold over its time.
         # At last, multiply all prices by the largest ratio of any hold.
         nics = _whole(np.diag(worth))
-        for again in (*[True] * _LOWERED, False):
-            nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
-            cost = costs_of(nics.tolist(), nic_factors, math.floor(nic_alpha)) / _FACTOR
-            needed = worth / cost
+        for again in range(_LOWERED, -1, -1):
+            if again in (0, 1, _LOWERED):  # prices differ little between the others
+                nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
+            needed = worth / _costs_near(nics, nic_factors, math.floor(nic_alpha))
             if again:
                 needed = np.maximum.accumulate(needed, axis=0)
                 needed = np.diag(np.maximum.accumulate(needed[:, ::-1], axis=1)[:, ::-1])
@@ -333,6 +333,19 @@ class _Search(HorizonSearch["ExchangeTime"]):
         nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
         found = ExchangeTime(whole, tuple(ports.tolist()), factors, tuple(nics.tolist()), nic_factors)
         return total * float(grid.cell) / (2 * nodes.units * nodes.pairs * pair * (1 + 1e-6)), found
+
+
+def _costs_near(prices: NDArray[np.int64], factors: Sequence[int], least: int) -> NDArray[np.float64]:
+    """Costs as those of `costs_of`, without rounding and in units of a price; infinite for no hold."""
+    lengths = np.maximum(np.arange(-len(prices) + 1, len(prices)), 0)
+    each = np.array(factors)[lengths] / (2 * _FACTOR * np.maximum(lengths, 1))
+    each[: len(prices) - 1 + least] = np.inf
+    each = np.lib.stride_tricks.sliding_window_view(each, len(prices))[::-1]
+    twice = np.concatenate(([0], np.cumsum(prices[1:] + prices[:-1])))
+    areas = (twice - twice[:, None]).astype(float)
+    np.fill_diagonal(areas, 2 * prices)
+    areas *= each
+    return areas
 
 
 def _whole(prices: NDArray[np.float64]) -> NDArray[np.int64]:
