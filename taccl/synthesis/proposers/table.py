@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from taccl._internal.deadline import Deadline, busy_factor
 from taccl._internal.units import format_s, format_us
+from taccl.analysis.certificates.scopes import known_bound_over_all_chunkings
 from taccl.baselines import best
 from taccl.baselines.servers import servers
 from taccl.baselines.spread import may_merge
@@ -17,7 +18,12 @@ from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.registry import OWN_BACKENDS
-from taccl.synthesis.bounding import bound_within, look_for_bound, look_for_bound_over_all_chunkings
+from taccl.synthesis.bounding import (
+    bound_within,
+    look_for_bound,
+    look_for_bound_over_all_chunkings,
+    no_bound,
+)
 from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
@@ -51,8 +57,8 @@ from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.chunks import offer_nearby
-from taccl.synthesis.suggesting.sketched_search import is_unguided, meets_bound, search_guided
+from taccl.synthesis.suggesting.chunks import ROUNDED, offer_nearby
+from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.switches import by_switches
 from taccl.topology.recognise import grid_of
@@ -367,7 +373,8 @@ SECOND: tuple[Turn, ...] = (
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(_TREES, _may_grow_trees, no_time, improves=True),
 )
-#: Proposers between the choice of the number of chunks and the search, unless a trial meets its bound.
+#: Proposers between the choice of the number of chunks and the search. They are skipped if a trial meets the
+#: bound over all chunkings, but for sizes in whole bytes.
 THIRD: tuple[Turn, ...] = (Turn(_TREES, _may_grow_trees_later, no_time, improves=True),)
 #: The bound over all chunkings, in the time left after the search.
 LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
@@ -451,6 +458,9 @@ def propose_all(search: Search, whole: Search) -> None:
     """Run `THIRD` on the whole problem, and `PROPOSERS` on the problem in the chosen number of chunks."""
     if any(each.is_meant(whole) for each in THIRD):
         look_for_bound(search)
-        if not (offer_proven(search) or meets_bound(search)):
+        offer_proven(search)
+        every = known_bound_over_all_chunkings(no_bound(whole.problem))
+        found_us = [search.best_us, *(each.schedule.finish_us for each in search.proposals)]
+        if every is None or min(filter(None, found_us), default=math.inf) > (1 + ROUNDED) * every.bound_us:
             run(whole, THIRD)
     run(search, PROPOSERS)

@@ -67,7 +67,7 @@ _NEARBY_ROUNDS, _NEARBY_HOPS, _NEARBY_RUNS = 3, 200_000, 4
 #: `_NEARLY`: max ratio of the finish of their first trials to the earliest finish.
 _MOST_NEARBY, _NEARLY = 3, 1.05
 #: Max relative difference of finishes that count as equal, such as by chunk sizes in whole bytes.
-_TIE = 1e-7
+ROUNDED = 1e-7
 #: Reason for a skipped step.
 _COLD = "its kernels are not compiled"
 #: Max ratio of the list scheduler's finish with a number of chunks to its earliest, to improve that schedule.
@@ -157,7 +157,7 @@ def choose_with_sketches(
                 list(partitions), partitions.__getitem__, options, most=suggesting.sketches,
                 time_limit_s=until.left_s, give_up=give_up,
             )  # fmt: skip
-            if found and found[0].finish_us < (1 - _TIE) * best_us:
+            if found and found[0].finish_us < (1 - ROUNDED) * best_us:
                 best = partitions[found[0].problem.collective.chunks_per_rank]
             sketches = [each for each in found if each.problem.collective == best.collective]
     if all(best is not each for each in problems.values()):  # `best` merges chunks, unlike these sketches
@@ -229,7 +229,7 @@ class _Trials:
     def enough_us(self) -> float:
         """Finish in us that meets the known bound over all chunkings; 0 without one."""
         bound = known_bound_over_all_chunkings(no_bound(self.whole))
-        return 0.0 if bound is None else (1 + _TIE) * bound.bound_us
+        return 0.0 if bound is None else (1 + ROUNDED) * bound.bound_us
 
     def soonest(self) -> tuple[Problem, float]:
         """(problem in the best number of chunks, its finish in us).
@@ -403,9 +403,9 @@ class _Trials:
 
 
 def _fewest(finishes: Mapping[int, float]) -> int:
-    """The least number of chunks with the earliest finish, where finishes within `_TIE` are equal."""
+    """The least number of chunks with the earliest finish, where finishes within `ROUNDED` are equal."""
     least_us = min(finishes.values())
-    return min(count for count, us in finishes.items() if us <= (1 + _TIE) * least_us)
+    return min(count for count, us in finishes.items() if us <= (1 + ROUNDED) * least_us)
 
 
 @cached
