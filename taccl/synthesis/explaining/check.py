@@ -16,6 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from taccl._internal.arguments import Seconds, Size, checked
+from taccl._internal.deadline import Deadline, busy_factor
 from taccl._internal.units import format_us
 from taccl.errors import InputError, SketchError
 from taccl.problem.clauses import CLAUSES
@@ -39,6 +40,8 @@ _TABLES = {
 }  # fmt: skip
 #: Max chunks times links for which the effect of a clause is determined chunk by chunk.
 _MOST_ASKED = 1_000_000
+#: CPU seconds to find symmetries to advise, even if time is up.
+_HINTS_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ def check_sketch(
         free_us=bound_by(check.apply(*_clause_names(guide)), deadline),
         divisible_us=bound_by(problem, deadline, divisible=True),
         limits=bound.limits,
-        hints=check.hints(),
+        hints=check.hints(Deadline(deadline).at_least(busy_factor() * _HINTS_S)),
     )
 
 
@@ -296,8 +299,8 @@ class _Check:
         effect = f"reduces the model{reduces}, without binding schedules"
         return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
 
-    def hints(self) -> tuple[str, ...]:
-        """Advice on symmetries that the clauses and the collective have, and the sketch does not use."""
+    def hints(self, deadline: Deadline) -> tuple[str, ...]:
+        """Advice on symmetries that the sketch does not use, and that are found by the deadline."""
         group = symmetry_group(self.problem)
         plain = self.problem.with_clauses(symmetry=())
 
@@ -310,7 +313,7 @@ class _Check:
         return tuple(
             f"offset {shift.offset} in groups of {shift.group} is a symmetry too: add it as [[symmetry]] to "
             "make the model smaller"
-            for shift in fitting_shifts(plain, find_shifts(self.topology))
+            for shift in fitting_shifts(plain, find_shifts(self.topology), deadline=deadline)
             if adds(shift.ranks(self.topology.num_ranks))
         )
 
