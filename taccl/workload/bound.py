@@ -70,6 +70,9 @@ class StepBound:
     def __init__(self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> None:
         self.workload, self.topology = workload, topology
         self.parts = parts_of(workload)
+        #: Clauses of the step's problem: alone, a collective may be allowed to merge fewer sends by default.
+        self.clauses = problem_of(workload, topology, self.parts).clauses
+        self._merging = tuple(self.clauses.values("merge").items())
         self.cache: dict[Any, Any] = {}
         self.tile = dict(costs)
         self.whole = {name: us * workload.tiling(name).tiles for name, us in costs.items()}
@@ -201,13 +204,16 @@ class StepBound:
         The bounds are cached for all steps on the topology.
         """
         cache: dict[Any, Any] = self.topology.cache
-        key = "bound of transfers", *map(self._alike, parts)
+        key = "bound of transfers", self._merging, *map(self._alike, parts)
         if key in cache:
             known: Transfers = cache[key]
             return known
-        problem = problem_of(self.workload, self.topology, parts)
+        problem, one = (
+            problem_of(self.workload, self.topology, some, clauses=self.clauses)
+            for some in (parts, parts[:1])
+        )
         # All parts have equal groups, so a symmetry of one part is a symmetry of all.
-        orbits = find_symmetries(problem_of(self.workload, self.topology, parts[:1])).ranks.tolist()
+        orbits = find_symmetries(one).ranks.tolist()
         limit_s = _BOUND_S / len(set(orbits))
         from_us, to_us = (
             {rank: _bound_us(only(problem, rank), limit_s) for rank in set(orbits)}
@@ -229,9 +235,11 @@ class StepBound:
         sums = self._sums(names)
         parts = [part for part in self.parts if part.operation in names - set(sums.values())]
         cache: dict[Any, Any] = self.topology.cache
-        key = ("bound of sends", *((*self._alike(part), part.operation in sums) for part in parts))
+        each = ((*self._alike(part), part.operation in sums) for part in parts)
+        key = ("bound of sends", self._merging, *each)
         if key not in cache:
-            cache[key] = _bound_us(problem_of(self.workload, self.topology, parts, sums=sums), _BOUND_S)
+            problem = problem_of(self.workload, self.topology, parts, sums=sums, clauses=self.clauses)
+            cache[key] = _bound_us(problem, _BOUND_S)
         known: Fraction = cache[key]
         return known
 

@@ -137,9 +137,13 @@ def in_balanced_pieces(workload: Workload, topology: Topology) -> Workload | Non
 
 
 def problem_of(
-    workload: Workload, topology: Topology, parts: Sequence[CollectivePart], *, sums: Collection[str] = ()
-) -> Problem:
-    """Joint synthesis problem of some parts; parts of operations in `sums` become allreduces."""
+    workload: Workload, topology: Topology, parts: Sequence[CollectivePart], *, sums: Collection[str] = (),
+    clauses: Clauses | None = None,
+) -> Problem:  # fmt: skip
+    """Joint synthesis problem of some parts; parts of operations in `sums` become allreduces.
+
+    - `clauses`: Clauses of the problem; by default those of `make_problem`, which depend on all its parts.
+    """
     every = []
     for part in parts:
         operation = workload.operation[part.operation]
@@ -147,7 +151,8 @@ def problem_of(
         every.append(_collective(kind, operation.shift, part.groups))
     sizes = [part.chunk_bytes for part in parts for _ in part.chunks]
     nothing = collectives.custom(workload.num_ranks, precondition={}, postcondition={}, name="nothing")
-    return make_problem(topology, collectives.together(every) if every else nothing, chunk_bytes=sizes)
+    collective = collectives.together(every) if every else nothing
+    return make_problem(topology, collective, chunk_bytes=sizes, clauses=clauses)
 
 
 def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule:

@@ -135,7 +135,7 @@ class StepRank(RankTiles):
         return np.empty(len(self._spots(chunk)), dtype=dtype)
 
     def receive(self, transfer: Transfer, data: Array) -> None:
-        """Receive a chunk: add it to the rank's values if the transfer reduces, else replace them.
+        """Receive a chunk: add it to the rank's values, if any, if the transfer reduces, else replace them.
 
         Named contributions are kept as they arrive.
         """
@@ -144,7 +144,8 @@ class StepRank(RankTiles):
             here = self.arrived[chunk]
             here.append((Arrival(len(here), bits_of(transfer.contributions), len(here)), data))
             return
-        self.chunks[chunk] = self.held(chunk) + data if transfer.reduce else data
+        has_own = chunk in self.chunks or self.rank in self.ends[chunk].origins
+        self.chunks[chunk] = self.held(chunk) + data if transfer.reduce and has_own else data
 
     def tile(self, name: str, number: int) -> Piece:
         """The rank's piece of one tile of a result; a collective's piece is assembled from its chunks."""

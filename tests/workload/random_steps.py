@@ -50,7 +50,8 @@ def random_step(rng: np.random.Generator, num_ranks: int) -> Workload:
     """A random step of one or two chains of kernels and collectives, some in tiles, maybe joined by a last
     kernel."""
     step = Workload("random", num_ranks)
-    shape = (4 * num_ranks, num_ranks * 125_000)  # slices of a slice of 0.5 MB
+    # Slices of a slice have 0.5 MB, or 256 bytes, which merge where sums are small.
+    shape = (4 * num_ranks, num_ranks * int(rng.choice([125_000, 125_000, 64])))
     ends: list[str] = []
     for chain in range(rng.integers(1, 3)):
         names: list[str] = []

@@ -149,6 +149,20 @@ def test_tiles_keep_up_with_what_they_wait_for():
     assert found.best() >= 125
 
 
+@pytest.mark.slow
+def test_collectives_merge_as_the_step_allows():
+    """Beside a small sum, sends of an alltoall may merge, too, so the alltoall's bound must allow it.
+
+    On a ring of six, three hops of merged sends take 1.52 us; alone, unmerged sends take at least 2.27 us.
+    """
+    topology = taccl.topologies.ring(6)
+    alltoall = Workload("w", 6).input("x", (24, 48), layout="sliced(0)", dtype="float64")
+    alltoall = alltoall.then("s", "alltoall", "x", axis=1)
+    both = alltoall.input("y", (24, 24), layout="partial", dtype="float64").then("t", "allreduce", "y")
+    assert float(bound_of(alltoall, topology).transfers("s").all_us) == pytest.approx(2.273, rel=1e-3)
+    assert float(bound_of(both, topology).transfers("s").all_us) == pytest.approx(1.515, rel=1e-3)
+
+
 def test_a_rank_computes_one_kernel_at_a_time():
     """A rank computes one kernel at a time: three independent ones of 10, 20 and 30 us take 60 us."""
     step = Workload("w", 4)

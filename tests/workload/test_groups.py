@@ -55,6 +55,14 @@ def test_a_layout_without_a_group_is_over_all_ranks():
     assert step_of(x="sliced(0)").tensors == step_of(x="sliced(0) over dp+tp").tensors
 
 
+def test_ranks_outside_a_group_relay_its_sums():
+    """On a ring of four, sums of ranks 0 and 2 pass rank 1 or 3, which has nothing to add to them."""
+    step = step_of(x="partial over dp").then("s", "allreduce", "x", group="dp")
+    made = schedule_workload(step, taccl.topologies.ring(4), algorithm="pairwise")
+    assert made.verify().ok
+    np.testing.assert_allclose(replay_step(made)["s"], step.run()["s"])
+
+
 def test_a_sum_is_over_its_group_only():
     """A sum is over the ranks of its group only.
 
