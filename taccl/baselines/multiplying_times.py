@@ -198,7 +198,7 @@ class StepTimes:
             if not rests[-1]:
                 return math.inf, []
         left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
-        if len(left) == 1:
+        if len(left) == 1 and not plan.parts[0].is_divided:
             return (rests[0][0].left if rests[0] else 0.0), [PlanStep(*head, (0,)) for head in left[0]]
         above = most * _ROUNDING
         free, done = np.zeros(len(self.problem.topology.resources)), [Progress() for _ in left]

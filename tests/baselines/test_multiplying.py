@@ -504,8 +504,9 @@ def test_divided_messages_are_timed_exactly(nodes):
     mixes = MixTimes(times, parts)
     annealing = Annealing(times, mixes.resources, parts, most_parts=3, until=NEVER)
     for _ in range(6):
-        mix = [(random.choice(parts), 8 * nodes) for _ in range(3)]
-        plan = StepPlan(tuple(part for part, _ in mix), "mixed", (8 * nodes,) * 3)
+        number = random.choice((1, 3))
+        mix = [(random.choice(parts), 24 * nodes // number) for _ in range(number)]
+        plan = StepPlan(tuple(part for part, _ in mix), "mixed", tuple(size for _, size in mix))
         schedule = multiplying_module._sends(times, plan, 1).schedule(problem, producer="")
         assert taccl.verify(schedule).ok
         annealing.improved(mix, 0, 1.0, 0)
