@@ -69,8 +69,10 @@ _CUT_SHARE = 0.25
 #: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search and the verb's end.
 #: `_END_S`, `_END_S_PER_LINK`: CPU seconds at the end, to bound, to verify and to print.
 _LEAST_ROOT_S, _MOST_LATE_S, _END_S, _END_S_PER_LINK = 0.5, 1.45, 0.1, 1.2e-5
-#: Max hops of all trials of numbers of chunks for which these precede spanning trees (at most 2 s of CPU).
-_TRIAL_HOPS = 300_000
+#: Trials of numbers of chunks precede spanning trees if they take at most about 2 s of CPU.
+#: `_TRIAL_HOPS`: max hops of all trials.
+#: `_TRIAL_S`: min seconds left on an idle machine.
+_TRIAL_HOPS, _TRIAL_S = 300_000, 6.0
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the remaining time for the fastest baseline of an exchange, and its least value in seconds.
@@ -270,18 +272,20 @@ def _along_trees(search: Search) -> Search | None:
     return None if search.is_proven else offer_trees(search)
 
 
-def _has_quick_trials(search: Search) -> bool:
-    """True if the choice of the number of chunks takes less time than the search for trees."""
-    counts = search.parameters.suggesting.counts
-    return search.is_open and sum(counts) * effort(search.problem) <= _TRIAL_HOPS
-
-
 def _may_grow_trees(search: Search) -> bool:
-    return _is_free(search) and is_worthwhile(search) and not _has_quick_trials(search)
+    return _is_free(search) and is_worthwhile(search)
+
+
+def _may_grow_trees_first(search: Search) -> bool:
+    """True if the choice of the number of chunks takes long, compared with trees or with the time left."""
+    counts = search.parameters.suggesting.counts
+    are_quick = search.is_open and sum(counts) * effort(search.problem) <= _TRIAL_HOPS
+    has_time = search.deadline.left_s >= busy_factor() * _TRIAL_S
+    return _may_grow_trees(search) and not (are_quick and has_time)
 
 
 def _may_grow_trees_later(search: Search) -> bool:
-    return _is_free(search) and is_worthwhile(search) and _has_quick_trials(search)
+    return _may_grow_trees(search) and all(each.name != _TREES.name for each in search.stages)
 
 
 def _may_guide(search: Search) -> bool:
@@ -371,7 +375,7 @@ _TREES = OwnProposer("trees", _along_trees, may_fill)
 #: Proposers that follow them, before the number of chunks is chosen.
 SECOND: tuple[Turn, ...] = (
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
-    Turn(_TREES, _may_grow_trees, no_time, improves=True),
+    Turn(_TREES, _may_grow_trees_first, no_time, improves=True),
 )
 #: Proposers between the choice of the number of chunks and the search. They are skipped if a trial meets the
 #: bound over all chunkings, but for sizes in whole bytes.
