@@ -52,8 +52,7 @@ _PAYS = 0.998
 #: `_LIKELY`: factor of the estimated number of steps, fitted to meshes of 16 and 64 ranks.
 _GROWTH, _LIKELY = 1 / 8, 0.6
 #: Max span: number of steps of a message at a corner, where all data pass over few links (our choice).
-#: `_ALIKE`: max ratio of finishes, with the same number of steps, at which a longer span is tried further.
-_MOST_SPAN, _ALIKE = 4, 1.01
+_MOST_SPAN = 4
 #: Sweeps over all shares: `_BRIEF` to compare numbers of shares and steps, `_LONG` for the best ones.
 #: `_DRIFTING`: number of last sweeps, in which links drift apart.
 #: `_FEW_SENDS`: max shares * steps * ranks (about 0.2 s) to give several numbers of steps long searches, and
@@ -258,7 +257,10 @@ class _Mixes:
         return 2 * self._likely_steps(number) / self._sends_per_link(number)
 
     def _over_spans(self, number: int, before: _Found | None, until: Deadline) -> _Found | None:
-        """Best result of short searches with growing spans, from that of a result for fewer shares."""
+        """Best result of short searches, with growing spans while these gain in as many steps.
+
+        - `before`: Result for fewer shares, from whose span and steps the search starts.
+        """
         steps, first = self._likely_steps(number), 1
         if before is not None:
             steps, first = round(steps * before.steps / self._likely_steps(before.number)), before.span
@@ -267,12 +269,9 @@ class _Mixes:
             if best is None or until.has_passed:
                 break
             found = self._searched(number, best.steps, span, _BRIEF, until)
-            if found is None or found.finish_us > _ALIKE * best.finish_us:
-                break
-            found = self._over_steps(number, best.steps, span, until)
             if found is None or found.finish_us >= best.finish_us:
                 break
-            best = found
+            best = _earlier(found, self._over_steps(number, best.steps, span, until))
         return best
 
     def _over_steps(self, number: int, middle: int, span: int, until: Deadline) -> _Found | None:
