@@ -459,6 +459,24 @@ def test_losses_of_sketch_chunks_and_search_are_separated():
     assert "sketch: +100.00% over 5 us without it" in repr(found)
 
 
+@pytest.mark.slow
+def test_stronger_arguments_for_divisible_data_are_no_cost_of_a_sketch():
+    """If the bound for divisible data is the larger one, it is compared with that without the sketch.
+
+    On a star of six, byte counting proves more of a small sum and an allgather than all bounds for whole
+    chunks do, with the sketch and without it.
+    """
+    parts = [
+        collectives.allreduce(3).among((2, 4, 1), num_ranks=6),
+        collectives.allgather(3).among((0, 3, 5), num_ranks=6),
+    ]
+    problem = make_problem(topologies.star(6), collectives.together(parts), chunk_bytes=1000)
+    assert lower_bound(problem).bound < lower_bound(problem, divisible=True).bound
+    for each in (problem, problem.with_clauses(max_hops=2)):
+        found = prices(each)
+        assert found.without_sketch.bound == found.bound.bound == found.divisible.bound
+
+
 def test_prices_without_a_bound_in_time_name_the_limit(monkeypatch):
     """If the time limit ends before any bound, the error names the argument `time_limit_s` and the remedy."""
 

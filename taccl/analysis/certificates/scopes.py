@@ -8,6 +8,7 @@ of a sketch, of whole chunks, and of the search (`prices`).
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -272,10 +273,16 @@ def prices(
     is_free = free == problem.clauses
     divisible = bound(problem, divisible=True, share=3 / 4 if is_free else 1 / 2)
     whole = bound(problem, divisible=False, share=1.0 if is_free else 1 / 2)
-    without = whole if is_free else bound(replace(problem, clauses=free), divisible=False, share=1.0)
-    return Prices(
-        stronger(whole, divisible), without, divisible, None if schedule is None else schedule.finish
-    )
+    whole = stronger(whole, divisible)
+    without = whole
+    if not is_free:
+        plain = replace(problem, clauses=free)
+        without = bound(plain, divisible=False, share=3 / 4)
+        # A cost of the sketch is real only if no argument proves more without it.
+        if without.bound < whole.bound:
+            with suppress(OutOfTime):
+                without = stronger(without, bound(plain, divisible=True, share=1.0))
+    return Prices(whole, without, divisible, None if schedule is None else schedule.finish)
 
 
 def _ratio(bound: Fraction, other: Fraction) -> float:
