@@ -186,7 +186,7 @@ def test_nothing_is_claimed_elsewhere():
 
 def costs_at_random(rng):
     """Random costs (alpha, overhead, beta) of sends in nodes and between nodes."""
-    near, far = rng.choice((1, 2)), rng.choice((4, 6, 9))
+    near, far = rng.choice((1, 2)), rng.choice((2, 3, 4, 6, 9))
     held = [rng.choice((0, Fraction(1, 50), Fraction(1, 5))) for _ in range(2)]
     return {"near": (near, held[0], rng.choice((1, 2, 4))), "far": (far, held[1], rng.choice((1, 4, 8, 12)))}
 
