@@ -334,7 +334,7 @@ def offer_proven(search: Search) -> bool:
     Other baselines are proposed after the search, as exact stages start from its own schedules only.
     """
     if not competes(search) or search.bound is None:
-        return search.is_met
+        return False
     for made in (*made_of(search.problem).values(), *trials(search.problem)):
         if made.finish_ticks <= search.bound_ticks and not search.is_met and verify(made).ok:
             search.offer_whole(made.under(search.problem), producer=made.producer, verified=True)
