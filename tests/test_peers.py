@@ -65,8 +65,8 @@ def test_a_figure_below_the_bound_is_of_the_bound(peer_us, most, missed):
 
 
 @pytest.mark.slow
-def test_rows_that_are_not_run_stay(tmp_path, monkeypatch):
-    """With --only, rows of an earlier file are kept in order; --stored runs nothing."""
+def test_rows_that_are_not_run_stay(tmp_path, monkeypatch, capsys):
+    """With --only, rows of an earlier file are kept in order; --stored prints them, and runs nothing."""
     pair = [
         Comparison(name, "pair", lambda: ring(2), "allgather", 2000, 9.0, 1.0, 1) for name in ("one", "two")
     ]
@@ -75,4 +75,5 @@ def test_rows_that_are_not_run_stay(tmp_path, monkeypatch):
     for words in (["--only", "two"], ["--only", "one"], ["--stored"]):
         monkeypatch.setattr("sys.argv", ["peers", *words, "--limit", "1", "--output", str(output)])
         assert main() == 0
+    assert capsys.readouterr().out.rpartition("(times in us)")[2].count("allgather") == 2
     assert [row["peer"] for row in json.loads(output.read_text())["rows"]] == ["one", "two"]

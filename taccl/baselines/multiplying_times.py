@@ -109,8 +109,8 @@ class StepTimes:
         self.problem, self.grid, self.cache = problem, grid, dict[Any, Any]()
         #: Cache of `step` by its arguments; all plans together have few different steps.
         self._steps: dict[tuple[int, Digit, bool], tuple[float, Floats, Ints]] = {}
-        #: {(part, number of its chunks, spreads): (ticks of its steps, result of `_alone`)}.
-        #: The result of `_alone` is empty if only the first steps were estimated.
+        #: {(part, number of its chunks, spreads): (ticks of its steps, their undelayed times)}.
+        #: No times are kept if only the first steps were estimated.
         self._undelayed: dict[tuple[PlanPart, int, bool], tuple[float, list[Undelayed]]] = {}
         #: {arguments of `_ticks`: its result}.
         self._known_ticks: dict[tuple[int, Digit, bool], float] = {}
@@ -194,9 +194,10 @@ class StepTimes:
         counts = self._counts(plan)
         rests: list[list[Undelayed]] = []
         for part, count in zip(plan.parts, counts, strict=True):
-            rests.append(self._alone(part, count, most, spreads=spreads))
-            if not rests[-1]:
+            rest = self._alone(part, count, most, spreads=spreads)
+            if rest is None:
                 return math.inf, []
+            rests.append(rest)
         left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
         if len(left) == 1 and not plan.parts[0].is_divided:
             return (rests[0][0].left if rests[0] else 0.0), [PlanStep(*head, (0,)) for head in left[0]]
@@ -260,8 +261,8 @@ class StepTimes:
         rounds, rest = divmod(num_chunks, (block := plan.block) * len(plan.parts))
         return [rounds * block + min(max(rest - k * block, 0), block) for k in range(len(plan.parts))]
 
-    def _alone(self, part: PlanPart, count: int, most: float, *, spreads: bool) -> list[Undelayed]:
-        """Undelayed times of a part's steps, with `count` chunks; empty if it takes longer than `most`."""
+    def _alone(self, part: PlanPart, count: int, most: float, *, spreads: bool) -> list[Undelayed] | None:
+        """Undelayed times of a part's steps, with `count` chunks; None if it takes longer than `most`."""
         key = part, count, spreads
         ticks, found = self._undelayed.get(key, (-1.0, []))
         if not found and ticks <= most:
@@ -280,7 +281,7 @@ class StepTimes:
                 found = undelayed(heads, every)
                 ticks = found[0].left if found else 0.0
             self._undelayed[key] = ticks, found
-        return found if ticks <= most else []
+        return found if ticks <= most else None
 
     def _step(self, head: tuple[str, Digit], counts: Sequence[int]) -> tuple[float, Floats, Ints]:
         """Estimate, as `step` returns it, of one exchange in which several parts take the same step.

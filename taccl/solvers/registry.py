@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -153,34 +153,10 @@ def backends() -> Backends:
     return Backends((*own, *solver_infos()))
 
 
-class PackageVersions(Mapping[str, str]):
-    """{package: version} of Python, taccl and the solver packages, read when first used (16 ms)."""
-
-    @functools.cached_property
-    def _known(self) -> dict[str, str]:
-        versions = {name: _version(name) for name in _PACKAGES}
-        return {"python": platform.python_version()} | {n: v for n, v in versions.items() if v is not None}
-
-    def __getitem__(self, package: str) -> str:
-        return self._known[package]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __repr__(self) -> str:
-        return repr(self._known)
-
-    def __reduce__(self) -> tuple[type[dict[str, str]], tuple[dict[str, str]]]:
-        """Copy and pickle the versions themselves, as a reader may have others."""
-        return dict, (self._known,)
-
-
-def package_versions() -> Mapping[str, str]:
-    """Versions of Python, taccl and the solver packages."""
-    return PackageVersions()
+def package_versions() -> dict[str, str]:
+    """{package: version} of Python, taccl and the solver packages."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {"python": platform.python_version()} | {n: v for n, v in versions.items() if v is not None}
 
 
 @functools.cache  # reading the metadata takes 3 ms a package
