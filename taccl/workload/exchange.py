@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -155,7 +156,7 @@ def problem_of(
     return make_problem(topology, collective, chunk_bytes=sizes, clauses=clauses)
 
 
-def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule:
+def sends_of(workload: Workload, topology: Topology, algorithm: str, *, in_place: bool = False) -> Schedule:
     """Sends of all collectives of a step, in an order in which the parts could run one after another.
 
     The ticks of the schedule are positions in that order, not times.
@@ -163,6 +164,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     - `workload`, `topology`: Both with the same number of ranks.
     - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: pairwise exchange for an
       alltoall and for several groups, rings otherwise.
+    - `in_place`: True to use other algorithms in place of schedules that name contributions.
     """
     parts = parts_of(workload)
     problem = problem_of(workload, topology, parts)
@@ -189,7 +191,10 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
             of = (kind, operation.shift, algorithm, merging, part.groups)
             # Similar sizes share a schedule, as the best one changes little within a factor of 4 in size.
-            found = _alone(topology, of, 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
+            chunk_bytes = 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2)
+            found = _alone(topology, of, chunk_bytes)
+            if in_place and found.carries is not None:
+                found = _in_place(topology, of, chunk_bytes)
             every, first = np.arange(len(found.chunk)), np.int64(part.first)
             sent.append(_Sends(found, every, found.chunk + first, found.group + np.int64(groups)))
             groups += found.num_sends
@@ -197,6 +202,9 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     columns = zip(nothing, *(each.columns for each in sent), strict=True)
     chunk, link, group, reduce = map(np.concatenate, columns)
     names_sums = any(each.found.carries is not None for each in sent)
+    if names_sums and any(len(topology.links[e].srcs) > 1 for e in set(link.tolist())):
+        # A link that adds up in a switch sends all that its sources hold, so it names no contributions.
+        return sends_of(workload, topology, algorithm, in_place=True)
     return make_schedule(
         problem, chunk=chunk, link=link, start=group, end=group + 1, group=group,
         reduce=None if names_sums else reduce.astype(bool),
@@ -268,6 +276,14 @@ def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
     from taccl.synthesis.synthesize import synthesize  # imported late: ranks that run a step do not need it
 
     return synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule
+
+
+def _in_place(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
+    """Schedule of one collective without named contributions: with sums in switches, or ``"stock"``."""
+    kind, shift, _, merging, groups = sent
+    with suppress(InputError):
+        return _alone(topology, (kind, shift, "in-network", merging, groups), chunk_bytes)
+    return _alone(topology, (kind, shift, "stock", merging, groups), chunk_bytes)
 
 
 #: Collectives whose load on each dimension depends on the order of dimensions.

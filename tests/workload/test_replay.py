@@ -103,6 +103,16 @@ def test_sends_may_name_their_contributions(algorithm):
     np.testing.assert_allclose(found["z"], expected["z"], rtol=1e-9)  # copies beside sums
 
 
+@pytest.mark.slow
+def test_sums_in_switches_beside_named_contributions():
+    """A step with a sum in switches keeps its small sum in place, though the best baseline names contributions."""
+    step = Workload("both", 8).input("x", (8, 8), layout="partial").input("y", (8, 8192), layout="partial")
+    step = step.then("s", "allreduce", "x").then("t", "allreduce", "y")
+    made = schedule_workload(step, taccl.topologies.dgx_h100(nvls=True), algorithm="best")
+    assert any(len(made.topology.links[each.link].srcs) > 1 for each in made.schedule)
+    assert made.verify().ok
+
+
 def test_a_send_left_out_shows():
     """If a send is left out, replayed values differ, as a rank reads data that it never received."""
     step = schedule_workload(block(), RANKS, rates=RATES)
