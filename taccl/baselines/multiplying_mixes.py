@@ -11,6 +11,7 @@ Simulated annealing over the plans, sizes and order of the parts minimises the e
 from __future__ import annotations
 
 import math
+import operator
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -127,12 +128,16 @@ def _mixes_of(times: StepTimes) -> MixTimes:
 
 
 @cached
-def _soonest_equal(times: StepTimes) -> tuple[float, Mix]:
-    """Divide the chunks equally among copies of one plan: (least estimated ticks, mix); (inf, []) if none."""
+def _equal_mixes(times: StepTimes) -> list[tuple[float, Mix]]:
+    """Mixes that divide the chunks equally among copies of one plan, as (estimated ticks, mix).
+
+    The soonest mix is the last one. The one before it, if any, is the soonest that divides no messages.
+    """
     mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
     if len(mixes.resources) > MOST_RESOURCES:
-        return math.inf, []
+        return []
     best: tuple[float, Mix] = math.inf, []
+    found: list[tuple[float, Mix]] = []
     whole: dict[PlanPart, float] = {}
     # Plans that divide no messages are tried first, and then the divided forms of the best ones.
     for part in sorted(mixes.parts, key=lambda part: part.is_divided):
@@ -148,7 +153,8 @@ def _soonest_equal(times: StepTimes) -> tuple[float, Mix]:
             whole[part] = min(ticks, whole.get(part, math.inf))
             if ticks < best[0]:
                 best = ticks, mix
-    return best
+                found = [*found[: int(part.is_divided)], best]
+    return found
 
 
 @cached
@@ -158,13 +164,19 @@ def _greedy(times: StepTimes) -> tuple[float, Mix, list[PlanPart]]:
     The list has the plans that may be part of a sooner mix; a part of an average size ends sooner.
     """
     mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
-    ticks, mix = _soonest_equal(times)
+    equal = _equal_mixes(times)
+    if not equal:
+        return math.inf, [], []
+    ticks, mix = equal[-1]
     least = max(1, num_chunks // _MOST_PARTS)
-    plans = [part for part in mixes.parts if mix and mixes.finish([mixes.timed(part, least)]) < ticks]
+    plans = [part for part in mixes.parts if mixes.finish([mixes.timed(part, least)]) < ticks]
     if plans:
-        used = {each.part.undivided for each in mix}
-        some = [part for part in plans if not part.is_divided or part.undivided in used]
-        ticks, mix = with_insertions(mixes, mix, some, most_parts=_MOST_PARTS)
+        # Undivided parts may leave more room for other plans, even if divided ones finish earlier alone.
+        for _, start in equal:
+            used = {each.part.undivided for each in start}
+            some = [part for part in plans if not part.is_divided or part.undivided in used]
+            found = with_insertions(mixes, start, some, most_parts=_MOST_PARTS)
+            ticks, mix = min((ticks, mix), found, key=operator.itemgetter(0))
     return ticks, mix, plans
 
 
@@ -182,9 +194,9 @@ def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
     best: tuple[float, StepTimes] | None = None
     for each in reversed(to_mix(problem)):
         times = times_of(each)
-        ticks, mix = _soonest_equal(times)
-        us = ticks / each.costs.ticks_per_us
-        if not mix or (best is not None and us > PAYS * best[0]):
+        equal = _equal_mixes(times)
+        us = equal[-1][0] / each.costs.ticks_per_us if equal else math.inf
+        if not equal or (best is not None and us > PAYS * best[0]):
             break
         best = us, times
     if best is None:
