@@ -89,9 +89,7 @@ def _of_table(*names: str) -> Callable[[ExitStack], None]:
             return tuple(turn for turn in turns if turn.proposer.name not in names)
 
         modules = (import_module(f"taccl.synthesis.{name}") for name in ("proposers.table", "synthesize"))
-        for module, place in product(
-            modules, ("FIRST", "SECOND", "THIRD", "PROPOSERS", "LAST_OF_OTHERS", "LAST")
-        ):
+        for module, place in product(modules, _TABLES):
             if hasattr(module, place):
                 stack.enter_context(mock.patch.object(module, place, kept(getattr(module, place))))
         stages = import_module("taccl.synthesis.proposers.stages").STAGES

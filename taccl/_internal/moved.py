@@ -83,6 +83,10 @@ _NAMES = {
         "usual_runtimes": ("taccl.runtimes.registry", "usual_runtimes"),
     },
     "taccl.schedule.schedule": {"CompactSchedule": ("taccl.schedule.schedule", "Schedule")},
+    "taccl.topology.recognise": {
+        name: ("taccl.topology.clusters", name)
+        for name in ("asymmetry", "common_levels", "completed", "levels", "nested_order")
+    },
     "taccl.topology.topology": {"TopologyBuilder": ("taccl.topology.builder", "TopologyBuilder")},
     "taccl.workload": {"run_workload": ("taccl.workload.meaning", "run_workload")},
 }
