@@ -222,17 +222,20 @@ class _Forms:
 
         Its chunks are as fine as there is time for.
         """
-        fit = [each for each in self.to_mix if _mix_s(each) <= self.left_s(self.deadline)]
-        if fit and self.mixed is not None and not self.mixed.times.are_exact:
+        mixed = self.mixed
+        if mixed is None or mixed.times.are_exact:
+            return
+        built = mixed.times.problem.collective.num_chunks
+        finer = [each for each in self.to_mix if each.collective.num_chunks > built]
+        fit = [each for each in finer if _mix_s(each) <= self.left_s(self.deadline)]
+        if fit:
             with self.at_least(self.deadline).enforced():
                 self._keep_mix(self.deadline.sooner(0.0), mixed_transfers(fit[0]))
 
     def _may_gain_by_annealing(self, problem: Problem) -> bool:
-        """True if estimates are exact, and the problem's chunks are at least as fine as in the mixed plan."""
-        if self.mixed is None:
-            return True
-        times = self.mixed.times
-        return times.are_exact and problem.collective.num_chunks >= times.problem.collective.num_chunks
+        """True if the problem's chunks are at least as fine as in the mixed plan."""
+        mixed = self.mixed
+        return mixed is None or problem.collective.num_chunks >= mixed.times.problem.collective.num_chunks
 
     def _keep_mix(self, until: Deadline, most_transfers: int) -> None:
         """Keep a mixed plan if it is earlier; annealing ends at `until`."""
