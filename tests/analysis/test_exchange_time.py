@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -12,6 +13,7 @@ from taccl import collectives
 from taccl.analysis.certificates import exchange_time
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.exchange_time import exchange_time_bounds
+from taccl.analysis.certificates.hub_time import are_admitted, highest_factors, twice_priced
 from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised, ratios
@@ -128,6 +130,36 @@ def test_a_send_is_the_first_of_several_for_few_ranks(rails):
         follow += left > 4 * per_us
     assert joined == ({0, 2, 6} if rails else {0, 6})
     assert follow
+
+
+@pytest.mark.fuzz
+def test_holds_of_a_port_cost_no_more_than_its_time():
+    """All units in holds one after another cost at most the price of the time, on average over shifted grids.
+
+    Some of the holds end after the last price of a port, and cost nothing.
+    """
+    ratios = []
+    for seed in cases("costs of holds", few=40, many=4000):
+        rng = random.Random(f"costs of holds {seed}")
+        cells, alpha = rng.choice((2, 3, 5)), Fraction(rng.choice((0, 0, 3, 10, 15)), 10)
+        prices = rng.choice(([5] * (cells + 1), [rng.randrange(1, 9) for _ in range(cells + 1)]))
+        swing = max(abs(one - two) for one, two in pairwise(prices)) / min(prices)
+        factors = highest_factors(float(alpha), cells, swing)
+        assert are_admitted(prices, factors, alpha)
+        costs = exchange_time._costs_of_ports(prices, factors, math.floor(alpha))
+        ends = (Fraction(rng.randrange(8 * cells + 16), 8) for _ in range(rng.randrange(1, 9)))
+        times = [Fraction(0), *sorted(ends)]
+        paid = Fraction(0)
+        for start, end in pairwise(times):
+            # Moved times change at these shifts of the grid.
+            shifts = sorted({Fraction(0), Fraction(1), *((-time) % 1 for time in (start, end))})
+            for low, high in pairwise(shifts):
+                first, last = math.floor(start + low), math.floor(end + low)
+                if end - start > alpha and last < len(costs):
+                    paid += (end - start - alpha) * (high - low) * int(costs[first, last])
+        ratios.append(2 * paid / twice_priced(prices) / 10**6)
+        assert ratios[-1] <= 1, seed
+    assert max(ratios) > 0.6
 
 
 @pytest.mark.slow

@@ -65,8 +65,8 @@ class ExchangeTime(Witness):
 
     - `horizon`: Ticks within which no schedule can end, as the prices prove.
     - `port_prices`: Prices of the time of ports into ranks, for sends inside nodes. They are given at the
-      ends of the cells of a grid, from time 0 on; later holds are free. Ports out of ranks have the same
-      prices in reversed time.
+      ends of the cells of a grid, from time 0 on; holds that end with the last cell or later are free. Ports
+      out of ranks have the same prices in reversed time.
     - `port_factors`: Factors on the prices for holds of 0, 1, 2, ... cells, in millionths.
     - `nic_prices`, `nic_factors`: The same for the ports of sends between nodes. Their grid divides the
       horizon, less the idle ticks of a send between nodes, into equal cells.
@@ -200,11 +200,19 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
     if pair * most * nodes.size * (nodes.number - 1) >= _TOO_MUCH or 2 * early > cells + 1:
         return False
     least = math.floor(nodes.port.alpha / grid.cell)
-    ports_cost = costs_of(witness.port_prices, witness.port_factors, least)
+    ports_cost = _costs_of_ports(witness.port_prices, witness.port_factors, least)
     worth = _worth(nodes, grid, cells, ports_cost, pair)
     least = math.floor(nodes.nic.alpha / grid.cell)
     cost = np.minimum(costs_of(witness.nic_prices, witness.nic_factors, least), _TOO_MUCH)
     return bool((worth <= cost * nodes.size * (nodes.number - 1)).all())
+
+
+def _costs_of_ports(prices: Sequence[int], factors: Sequence[int], least: int) -> NDArray[np.int64]:
+    """Costs of holds inside nodes, as from `costs_of`; without those that end with the last cell.
+
+    These are free, as they may be later than the last price before the grid is shifted.
+    """
+    return costs_of(prices, factors, least)[:-1, :-1]
 
 
 def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pair: int) -> NDArray[np.int64]:
@@ -214,7 +222,7 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     nodes. If a pair needs several sends between nodes, the first and the last gain half of its price each.
     Gains are multiplied by the number of pairs that share a send inside a node, which makes them whole.
 
-    - `costs`: Costs of holds inside nodes, from `costs_of`.
+    - `costs`: Costs of holds inside nodes, from `_costs_of_ports`.
 
     On one side of the send, each rank pays for a tree of its own. On the other side, ranks may pay for a hub.
     """
@@ -313,7 +321,7 @@ class _Search(HorizonSearch["ExchangeTime"]):
         times = np.arange(priced + 1) * float(grid.cell / nodes.port.idle) / fall
         ports = np.rint(height * pair * np.maximum(_LOW, 1 - times)).astype(np.int64) + 1
         factors = highest_factors(alpha, priced, _swing(ports))
-        costs = costs_of(ports.tolist(), factors, math.floor(alpha))
+        costs = _costs_of_ports(ports.tolist(), factors, math.floor(alpha))
         sharing = nodes.size * (nodes.number - 1)
         worth = _worth(nodes, grid, cells, costs, round(pair * _FACTOR)) / (sharing * _FACTOR)
         # Start from the prices that holds of length 0 need.
