@@ -204,7 +204,8 @@ def main() -> int:
             row = run_case(case, case.topology, seed=seed, has_target=not options.no_target)
         print(json.dumps(row))
         return 0
-    runs = () if options.stored else _runs(options)
+    keys = "case", "collective", "seed"
+    runs = with_stored(options.output, (), *keys) if options.stored else _runs(options)
     rows = shown(_COLUMNS, runs, lambda row: "" if row["verified"] else "INVALID")
     growth = growth_exponents(rows)
     if growth:
@@ -212,7 +213,7 @@ def main() -> int:
     if options.plot is not None:
         draw(rows, options.plot)
     if not options.all:
-        rows = with_stored(options.output, rows, "case", "collective", "seed")
+        rows = with_stored(options.output, rows, *keys)
     return summed_up(options.output, {"rows": rows}, growth=growth_exponents(rows))
 
 

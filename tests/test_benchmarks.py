@@ -1,11 +1,13 @@
 """Benchmarks of time limits, of the training steps of Themis, and of unseen logs."""
 
+import json
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import scale
 from benchmarks.constants import SOURCE_OF, costs_without
 from benchmarks.limits import VERBS as MEASURED
 from benchmarks.themis import DATA, groups, iteration
@@ -178,3 +180,16 @@ def test_errors_of_unconfirmed_kinds_are_current(topology, ranks, nodes, times_u
     assert said.split()[0] == f"{shares.min():.2f}"
     assert "to" not in said.split() or said.split()[2] == f"{shares.max():.2f}"
     assert said in page
+
+
+@pytest.mark.parametrize("words", [["--stored"], ["--stored", "--all"]])
+def test_stored_rows_of_the_scale_benchmark_are_printed_and_stay(words, tmp_path, monkeypatch, capsys):
+    """With --stored, the benchmark prints the rows of its results file, and keeps them."""
+    stored = Path(__file__).parents[1] / "benchmarks" / "results" / "scale.json"
+    rows = json.loads(stored.read_text())["rows"][:2]
+    output = tmp_path / "scale.json"
+    output.write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr("sys.argv", ["scale", *words, "--output", str(output)])
+    assert scale.main() in (0, 1)
+    assert capsys.readouterr().out.count(rows[1]["case"]) == 1
+    assert json.loads(output.read_text())["rows"] == rows
