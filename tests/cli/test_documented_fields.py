@@ -97,6 +97,16 @@ class TestDocumentedFields:
             assert {key for item in values[name] for key in item} == fields, name
 
     @pytest.mark.slow
+    def test_schedules_under_bound(self, run_json, files):
+        """`bound` of a schedule prints an object with the fields of a size of `simulate`, and one more."""
+        code, values = run_json("bound", files["schedule"])
+        assert code == 0
+        sizes = _LISTS.search(_rows()["`simulate` of a program"])
+        assert sizes
+        more = _words(_rows()["`bound` of a program, or of a schedule"].partition("of `simulate`")[2])
+        assert set(values["schedule"]) == {*sizes["fields"].split(), *more}
+
+    @pytest.mark.slow
     @pytest.mark.parametrize("command", ["synthesize", "baseline"])
     def test_results(self, command, run_json):
         """`synthesize` and `baseline` print the fields of the page, and each stage the fields of stages."""
