@@ -40,7 +40,7 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """Exclude modules and collected tests from garbage collection."""
     gc.freeze()
-    gc.set_threshold(100_000, 10, 50)  # as the command line does; the last is 10 by default
+    gc.set_threshold(400_000, 10, 50)  # as the command line does; the last is 10 by default
     gc.enable()
 
 

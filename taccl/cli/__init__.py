@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from taccl._internal.deadline import await_left_behind, signals_to
-from taccl._internal.garbage import COLLECT_EVERY
+from taccl._internal.garbage import COLLECT_EVERY, rarely_collected
 from taccl._internal.program_start import process_began_s
 
 
@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     began_s, interrupts = process_began_s() if argv is None else time.monotonic(), list[int]()
     code = 130
-    gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
+    if argv is None:
+        gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
 
     # The handler records each Ctrl-C, even if its exception is lost.
     def note(number: int, frame: FrameType | None) -> None:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.default_int_handler(number, frame)
 
     try:  # slow imports are in here, so that Ctrl-C is handled
-        with signals_to(note, "SIGINT", only=signal.default_int_handler):
+        with signals_to(note, "SIGINT", only=signal.default_int_handler), rarely_collected():
             from taccl.cli.command import complete, run
 
             if "_ARGCOMPLETE" in os.environ:

@@ -6,6 +6,7 @@ import pytest
 
 import taccl
 from taccl._internal.garbage import COLLECT_EVERY, rarely_collected
+from taccl.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,13 @@ def test_a_threshold_that_is_set_inside_stays():
     with rarely_collected():
         gc.set_threshold(5000, 10, 10)
     assert gc.get_threshold()[0] == 5000
+
+
+def test_a_command_in_a_process_of_the_caller_restores_the_threshold():
+    """`taccl.cli.main` with arguments leaves the caller's threshold as it was."""
+    gc.set_threshold(700, 10, 10)
+    assert main(["--version"]) == 0
+    assert gc.get_threshold() == (700, 10, 10)
 
 
 @pytest.mark.slow
