@@ -265,7 +265,8 @@ def _faster_through_host(direct: NDArray[np.float64], through_host: NDArray[np.f
     """Assumption on pairs whose copies through host memory are faster than direct ones; empty without."""
     if direct.shape != through_host.shape:
         return []
-    gain = np.where(np.eye(len(direct), dtype=bool), 0, through_host / direct)
+    known = (direct > 0) & (through_host > 0) & ~np.eye(len(direct), dtype=bool)
+    gain = np.divide(through_host, direct, out=np.zeros(direct.shape), where=known)
     worst = np.unravel_index(np.argmax(gain), gain.shape)
     num = int((gain > _FASTER).sum())
     said = f"copies through host memory are faster ({through_host[worst]:.3g} for {direct[worst]:.3g} GB/s)"

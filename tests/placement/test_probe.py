@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -599,6 +600,10 @@ class TestMatrices:
         )
         said = "copies through host memory are faster (22 for 10 GB/s) in 1 of 2 directed pairs, and not used"
         assert load_probe(path).assumed[-1] == said
+        path.write_text(path.read_text().replace("900", "0.00"))  # the diagonal does not count
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert load_probe(path).assumed[-1] == said
 
     def test_cuda_sample_without_peer_access(self, tmp_path):
         """Rates with P2P disabled are read only if there are no others, and the assumptions name them."""
