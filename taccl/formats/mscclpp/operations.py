@@ -65,7 +65,7 @@ SHARED = (
 _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS, _MAX_BARRIERS = 64, 16, 8, 10, 16
 
 
-#: Max chunks of a buffer, so that plans are checked in seconds; our choice.
+#: Max chunks of a buffer, or value of a semaphore at its start, so that checks take seconds; our choice.
 _MOST_CHUNKS = 1 << 20
 #: Bytes of scratch that plans with ``reuse_resources`` share (``PREDFINED_SCRATCH_SIZE``).
 _REUSED_SCRATCH_BYTES = 1 << 26
@@ -104,6 +104,10 @@ def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
     sizes = [gpu[f"{name}_chunks"] for name in ("input", "output", "scratch")]
     if max(sizes) > _MOST_CHUNKS:
         said = f"found {max(sizes)} chunks in a buffer of gpu {r}; expected at most {_MOST_CHUNKS}"
+        raise FormatError(f"{said}, as only such plans can be checked here", where="plan")
+    signals = max((each["init_value"] for each in gpu.get("semaphores", ())), default=0)
+    if signals > _MOST_CHUNKS:
+        said = f"found a semaphore of gpu {r} that begins at {signals}; expected at most {_MOST_CHUNKS}"
         raise FormatError(f"{said}, as only such plans can be checked here", where="plan")
     for t, threadblock in enumerate(gpu["threadblocks"]):
         where, ops = f"threadblock {t} of gpu {r}", [*flat_operations(threadblock["ops"])]

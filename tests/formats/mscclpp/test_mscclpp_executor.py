@@ -142,6 +142,10 @@ def test_a_superfluous_signal_is_found():
         (lambda plan: plan["gpus"].append(3), "expected an MSCCL"),
         (lambda plan: plan["gpus"][0].update(scratch_chunks=10**9), "found 1000000000 chunks in a buffer"),
         (
+            lambda plan: plan["gpus"][0].update(semaphores=[{"init_value": 10**9}]),
+            "found a semaphore of gpu 0 that begins at 1000000000",
+        ),
+        (
             lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"][0].update(
                 tbg_info={"tb_id": 0, "tbg_size": 0}
             ),
