@@ -25,9 +25,9 @@ from taccl.baselines.spread import (
     soonest_so_far,
     sums_everywhere,
 )
-from taccl.baselines.table import BASELINES, TABLE, row_of, soonest_us
+from taccl.baselines.table import BASELINES, TABLE, are_pairs, row_of, soonest_us
 from taccl.baselines.tree_mixes import MOST_TRANSFERS, soonest_plan
-from taccl.errors import InputError
+from taccl.errors import CollectiveError, InputError
 from taccl.problem.chunks import RankSets
 from taccl.problem.making import by_default, make_problem
 from taccl.problem.problem import Problem
@@ -116,23 +116,31 @@ def offer_hubs(search: Search) -> Search | None:
     return made
 
 
-def offer_passes(search: Search) -> Search | None:
-    """Propose the bucket algorithm in finer chunks with merged sends, if it is the preferred baseline.
+def prefers_passes(problem: Problem) -> bool:
+    """True if the bucket algorithm usually is the first baseline to finish, and may support the problem."""
+    if grid_of(problem.topology) is None or is_at_one_rank(problem) or are_pairs(problem):
+        return False
+    return preferred(problem)[0] == "bucket"
 
-    That is on tori and meshes, unless all data start or end at one rank. In whole chunks without merging, as
-    among the first baselines, it takes up to three times as long. Returns the search that holds the schedule;
-    None if it is not earlier.
+
+def offer_passes(search: Search) -> Search | None:
+    """Propose the bucket algorithm in finer chunks with merged sends.
+
+    In whole chunks without merging, as among the first baselines, it takes up to three times as long. Returns
+    the search that holds the schedule; None if it is not earlier.
     """
     problem, since = _opened(search.problem), time.monotonic()
-    is_grid = grid_of(problem.topology) is not None and not is_at_one_rank(problem)
-    if not (is_grid and may_merge(problem) and preferred(search.problem)[0] == "bucket"):
+    if not may_merge(problem):
         return None
     portfolio, budget = search.parameters.portfolio, search.parameters.budget
     until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
     late, made = search.deadline.later(budget.late_s * busy_factor()), None
     with suppress(InputError, OutOfTime):
         with suppress(OutOfTime), until.enforced(lambda: bool(soonest_so_far(problem)) or late.has_passed):
-            passes(problem, cut=True)
+            try:
+                passes(problem, cut=True)
+            except CollectiveError:  # chunks for some of the ranks
+                return None
         found = next(iter(soonest_so_far(problem)), None)
         if found is not None and found.finish_us < search.earliest_us:
             with until.at_least(_verify_s(found)).enforced():

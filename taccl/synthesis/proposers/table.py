@@ -49,6 +49,7 @@ from taccl.synthesis.proposers.finer import (
     offer_cut_again,
     offer_hubs,
     offer_passes,
+    prefers_passes,
 )
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.merged import gathers_or_scatters, offer_merged
@@ -348,8 +349,9 @@ def _sums_up_on_torus(problem: Problem) -> bool:
     return dims is not None and all(each.kind == "ring" for each in dims)
 
 
-def _sums_up_elsewhere(problem: Problem) -> bool:
-    return _sums_up(problem) and not _sums_up_on_torus(problem)
+def _sums_up_on_mesh(problem: Problem) -> bool:
+    """True for sums on a grid that is no torus."""
+    return _sums_up(problem) and grid_of(problem.topology) is not None and not _sums_up_on_torus(problem)
 
 
 #: Proposers for sums that servers or switches make; no other proposer supports such sums.
@@ -366,8 +368,8 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("recursive multiplying by estimate", offer_estimated), _may_be_finer),
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_on_torus), _may_be_finer),
-    Turn(OwnProposer("bucket in finer chunks", offer_passes), _may_be_finer),
-    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_elsewhere), _may_be_finer),
+    Turn(OwnProposer("bucket in finer chunks", offer_passes, prefers_passes), _may_be_finer),
+    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_on_mesh), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
     Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )

@@ -53,6 +53,34 @@ def test_the_earliest_baseline_is_cut_again_while_that_pays():
     taccl.verify(found.best).raise_if_failed()
 
 
+@pytest.mark.parametrize(
+    ("topology", "collective", "is_preferred"),
+    [
+        ("mesh:3x3", "allreduce", True),
+        ("mesh:3x3", "alltoall", False),
+        ("mesh:3x3", "broadcast", False),
+        ("fully-connected:4", "allreduce", False),
+    ],
+)
+def test_the_bucket_algorithm_is_tried_first_where_it_is_usually_best(topology, collective, is_preferred):
+    """Elsewhere, no stage says that it was tried, or that there was no time for it."""
+    topology = taccl.topologies.parse(topology)
+    problem = taccl.make_problem(topology, collective, size_bytes=90_000)
+    assert finer.prefers_passes(problem) == is_preferred
+
+
+def test_no_stage_names_the_bucket_algorithm_for_chunks_that_it_does_not_support():
+    """Two chunks that each go to two of nine ranks have no bucket algorithm."""
+    some = taccl.collectives.custom(
+        9, precondition={0: [0], 1: [3]}, postcondition={0: [1, 2], 1: [4, 5]}, name="some"
+    )
+    problem = taccl.make_problem(taccl.topologies.parse("mesh:3x3"), some, size_bytes=90_000)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(AMPLE_S), asked=problem)
+    assert finer.prefers_passes(search.problem)
+    assert finer.offer_passes(search) is None
+    assert not search.stages
+
+
 @pytest.mark.slow
 def test_data_of_one_rank_is_cut_even_if_time_is_up(monkeypatch):
     """Trees between nodes and in finer chunks are tried even if the time limit has passed.
