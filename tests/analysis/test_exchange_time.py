@@ -13,6 +13,7 @@ from taccl import collectives
 from taccl.analysis.certificates import exchange_time
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.exchange_time import exchange_time_bounds
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.hub_time import are_admitted, highest_factors, twice_priced
 from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
@@ -102,6 +103,19 @@ def test_short_sums_end_before_three_hops_in_a_row(monkeypatch):
         assert bound.check() and not raised(bound).check()
         found.append(bound.bound_us)
     assert 4 + 1 < found[0] < 4 + 2 < found[1]
+
+
+def test_nothing_is_sought_above_the_longest_horizon(monkeypatch):
+    """If other arguments prove the longest horizon or more, no prices are searched."""
+    problem = allreduce(cluster(2, 3, near=(1, Fraction(1, 50), 10), far=(4, Fraction(1, 50), 60)), 16_000)
+    longest = exchange_time._nodes_of(Facts(problem, divisible=True, in_network=False)).longest
+    sought = []
+    monkeypatch.setattr(exchange_time._Search, "lengthened", lambda *_: sought.append(True) or ())
+    for known, number in ((longest, 0), (longest - 1, 1)):
+        demand = NeededSends(problem)
+        demand.known = known
+        assert not [*exchange_time_bounds(demand, in_network=False)]
+        assert len(sought) == number
 
 
 @pytest.mark.parametrize("rails", [False, True])

@@ -380,7 +380,7 @@ class _Finders:
             if time.monotonic() >= until:
                 is_late = True
                 continue
-            self._demand.deadline = Deadline(until)
+            self._demand.deadline, self._demand.known = Deadline(until), self.best
             try:
                 for claim in find():
                     yield claim

@@ -100,7 +100,7 @@ def exchange_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
         return
     facts = Facts(demand.problem, divisible=True, in_network=False)
     nodes = _nodes_of(facts)
-    if nodes is None:
+    if nodes is None or nodes.longest <= demand.known:
         return
     search = _Search(facts, nodes)
     what = f"sums that {nodes.number} nodes exchange, each after the contributions of the node"

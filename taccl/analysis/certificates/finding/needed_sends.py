@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,11 +93,13 @@ class NeededSends:
     - `problem`: A problem whose chunks are copied, or are summed for all ranks. Sums for one rank must be
       time-reversed before.
     - `deadline`: Set by callers; once it has passed, `border` raises `OutOfTime`.
+    - `known`: Set by callers: the highest bound so far, in ticks. Finders that cannot exceed it may end.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.deadline = NEVER
+        self.known: int | Fraction = 0
         self.topology = problem.topology
         self.distances = Distances(problem)
         self.sums_for_all = problem.collective.sums_up
