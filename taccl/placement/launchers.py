@@ -65,7 +65,8 @@ def read_hosts(path: str | os.PathLike[str]) -> list[str]:
             listed, _, count = word.partition(":")
             names = [listed] if "[" not in listed else _expanded(listed, where)
             if count == "0" or not all(_HOST.fullmatch(f"{name}{word[len(listed) :]}") for name in names):
-                said = f"found {shown(repr(item), 60)}; expected name, name:slots or name slots=number"
+                expected = "name, name:slots, name slots=number or name number"
+                said = f"found {shown(repr(item), 60)}; expected {expected}"
                 raise FormatError(said, where=where)
             for name in names:
                 if name in counted and (count or counted[name]):
