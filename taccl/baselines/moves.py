@@ -254,7 +254,8 @@ def check_least(problem: Problem) -> None:
 def least_transfers(problem: Problem) -> int:
     """Min number of transfers of any schedule: one per arrival, plus relays of point-to-point chunks.
 
-    Relays of small problems are not counted.
+    Until some rank has a sum, all origins but one send their contributions; then all destinations but one
+    receive the sum. Relays of small problems are not counted.
     """
     n, collective = problem.topology.num_ranks, problem.collective
     starts, ends = collective.origin_sets, collective.destination_sets
@@ -263,7 +264,13 @@ def least_transfers(problem: Problem) -> int:
     start, end = np.divmod(alike, len(ends.sets) or 1)
     is_lone = (_sizes(starts)[start] == 1) & (_sizes(ends)[end] == 1)
     others = zip(start[~is_lone].tolist(), end[~is_lone].tolist(), count[~is_lone].tolist(), strict=True)
-    arrivals: int = sum(len({*ends.sets[j]} - {*starts.sets[i]}) * num for i, j, num in others)
+
+    def least(origins: tuple[int, ...], destinations: tuple[int, ...]) -> int:
+        if collective.combining and len(origins) > 1 and destinations:
+            return len(origins) + len(destinations) - 2
+        return len({*destinations} - {*origins})
+
+    arrivals: int = sum(least(starts.sets[i], ends.sets[j]) * num for i, j, num in others)
     src, dst, count = _firsts(starts)[start[is_lone]], _firsts(ends)[end[is_lone]], count[is_lone]
     arrivals += int(count[src != dst].sum())
     if arrivals < _FEW_TRANSFERS or not len(src):

@@ -14,6 +14,7 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.units import format_count
 from taccl.baselines.forms import complete_so_far, fastest
+from taccl.baselines.moves import check_least
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns, hold_costs_us, link_ends
 from taccl.problem.making import make_problem
@@ -64,6 +65,7 @@ def run(
     """
     if not problem.collective.combining:
         return spread(problem)
+    check_least(problem)  # each phase has fewer transfers
     if roots is not None:
         pairs = zip(problem.collective.chunks, roots, strict=True)
         chunks = tuple(replace(chunk, root=root) for chunk, root in pairs)
