@@ -246,16 +246,22 @@ def check_number(problem: Problem, num_transfers: int) -> None:
 
 
 def check_least(problem: Problem) -> None:
-    """Raise `CollectiveError` if every schedule of the problem has too many transfers for a baseline."""
-    check_number(problem, least_transfers(problem))
+    """Raise `CollectiveError` if every schedule of the problem has too many transfers for a baseline.
+
+    Until some rank has a sum, all origins but one send their contributions; then all destinations but one
+    receive the sum.
+    """
+    collective = problem.collective
+    starting, ending = collective.origin_sets.sizes, collective.destination_sets.sizes
+    of_sums = (starting + ending - 2)[(starting > 1) & (ending > 0)].sum() if collective.combining else 0
+    check_number(problem, max(int(of_sums), least_transfers(problem)))
 
 
 @cached
 def least_transfers(problem: Problem) -> int:
     """Min number of transfers of any schedule: one per arrival, plus relays of point-to-point chunks.
 
-    Until some rank has a sum, all origins but one send their contributions; then all destinations but one
-    receive the sum. Relays of small problems are not counted.
+    Relays of small problems are not counted.
     """
     n, collective = problem.topology.num_ranks, problem.collective
     starts, ends = collective.origin_sets, collective.destination_sets
@@ -264,13 +270,7 @@ def least_transfers(problem: Problem) -> int:
     start, end = np.divmod(alike, len(ends.sets) or 1)
     is_lone = (_sizes(starts)[start] == 1) & (_sizes(ends)[end] == 1)
     others = zip(start[~is_lone].tolist(), end[~is_lone].tolist(), count[~is_lone].tolist(), strict=True)
-
-    def least(origins: tuple[int, ...], destinations: tuple[int, ...]) -> int:
-        if collective.combining and len(origins) > 1 and destinations:
-            return len(origins) + len(destinations) - 2
-        return len({*destinations} - {*origins})
-
-    arrivals: int = sum(least(starts.sets[i], ends.sets[j]) * num for i, j, num in others)
+    arrivals: int = sum(len({*ends.sets[j]} - {*starts.sets[i]}) * num for i, j, num in others)
     src, dst, count = _firsts(starts)[start[is_lone]], _firsts(ends)[end[is_lone]], count[is_lone]
     arrivals += int(count[src != dst].sum())
     if arrivals < _FEW_TRANSFERS or not len(src):
