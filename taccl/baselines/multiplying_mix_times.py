@@ -98,7 +98,7 @@ class MixTimes:
     def __init__(self, times: StepTimes, parts: Sequence[PlanPart], *, spreads: bool = False) -> None:
         self._times, self.parts, self._spreads = times, parts, spreads
         digits = dict.fromkeys(
-            (digit, verb != "scatter")
+            (digit.undivided, verb != "scatter")
             for part in parts
             for verb, digit in part.steps(spreads=spreads)
             if _fits(times, digit)
@@ -231,8 +231,9 @@ def _limiting_resources(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) 
     A resource dominates another if it is held at least as long in every step.
     """
     loads = []
-    for digit, is_same in digits:
-        used, _, alphas, betas = times.loads(digit, is_same)
+    # Exchanges whose messages take direct links share their loads.
+    distinct_loads = {id(each): each for each in (times.loads(*pair) for pair in digits)}
+    for used, _, alphas, betas in distinct_loads.values():
         each = np.zeros((3, len(times.problem.topology.resources)), np.int64)
         each[:2, used], each[2, used] = alphas, betas
         loads.append(each)

@@ -69,6 +69,16 @@ class Digit(NamedTuple):
         pieces = self.pieces + (self.own != 0)
         return named if pieces == 1 else f"{named} in {pieces} pieces"
 
+    @property
+    def is_divided(self) -> bool:
+        """True if the chunks for a partner go in several messages."""
+        return self.pieces > 1 or self.own != 0
+
+    @property
+    def undivided(self) -> Digit:
+        """The digit with one message for each partner."""
+        return self._replace(pieces=1, own=0)
+
 
 class PlanPart(NamedTuple):
     """Plan of a part of the chunks: the digits along which its sums are scattered, and exchanged whole.
@@ -91,12 +101,12 @@ class PlanPart(NamedTuple):
     @property
     def is_divided(self) -> bool:
         """True if a step inside nodes has several pieces, so that it overlaps with one between nodes."""
-        return any(digit.pieces > 1 or digit.own for digit in self.scattered)
+        return any(digit.is_divided for digit in self.scattered)
 
     @property
     def undivided(self) -> PlanPart:
         """The plan with one message for each partner in all steps."""
-        return self._replace(scattered=tuple(digit._replace(pieces=1, own=0) for digit in self.scattered))
+        return self._replace(scattered=tuple(digit.undivided for digit in self.scattered))
 
     def steps(self, *, spreads: bool = False, to_one: bool = False) -> list[tuple[str, Digit]]:
         """Steps of the part in order, as (verb, digit).

@@ -365,6 +365,8 @@ class StepTimes:
           merge.
         - Ticks per chunk, (num_used,): Load over all hops.
         """
+        if digit.is_divided:
+            return self.loads(digit.undivided, is_same)
         if is_same and self.hops(digit, True) is self.hops(digit):
             return self.loads(digit, False)
         topology, costs = self.problem.topology, self.problem.costs
@@ -410,6 +412,8 @@ class StepTimes:
 
         - `is_same`: True if a rank sends the same data to all partners, which then crosses each link once.
         """
+        if digit.is_divided:  # all pieces take the same routes
+            return self.hops(digit.undivided, is_same)
         if is_same and len(links := self.hops(digit)) < 2:  # each message crosses a link of its own
             return links
         turns = np.array(self.grid.turns(digit))
