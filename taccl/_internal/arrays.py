@@ -1,7 +1,7 @@
 """Names of types of arrays, rows of ranges, and quick sorts of columns of integers.
 
-NumPy's own stable sorts of several columns, and its hash table of distinct values, take 5 to 50 times as long
-as one vectorised sort of packed integers.
+NumPy's stable sorts of several columns take 5 to 50 times as long as one sort of packed integers. So does its
+hash table of distinct values.
 """
 
 from __future__ import annotations

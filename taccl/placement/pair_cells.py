@@ -102,7 +102,7 @@ def without_units(rows: dict[int, list[str]], where: str) -> tuple[dict[int, lis
 
 
 def table_of(rows: dict[int, list[str]], where: str, *, each: str = "host", remedy: str = "") -> Table:
-    """Read a square matrix from {line number: cells}. Rows, columns or both may begin with names of hosts.
+    """Read a square matrix from {line number: cells}, in which rows or columns may begin with names of hosts.
 
     A cell on the diagonal that is not a number becomes nan. Named rows are put into the order of the columns.
 

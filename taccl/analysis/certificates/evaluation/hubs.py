@@ -168,7 +168,7 @@ class Hubs(NamedTuple):
         late = (np.arange(self.shift, self.cells + 1)[:, None] >= 2 * self.hop).astype(np.int32)
         costs = self.costs[self.shift :, self.shift :]
         net = np.ascontiguousarray((self.pair * (2 + (self.most - num_in) * late) - 2 * costs).T)
-        # By symmetry in time, the last hold of those in the middle of three is the first one.
+        # Reversed in time, the last of the middle holds is the first one.
         first, other = (self.pair * each for each in self.onward(left, num_in))
         for last in range(self.least, size):
             num = last - self.least + 1

@@ -1,9 +1,9 @@
 """Finds prices of data that load the links of a torus or mesh most, for sums that all ranks share.
 
 Prices of data at each place and time determine which price of link time every send needs. Of all sequences of
-sends over a link, the heaviest one needs the highest total price. It is a longest path. A linear program of
-the heaviest sequences so far proposes the next prices of data (cutting planes). They make the witness of
-`taccl.analysis.certificates.link_time`.
+sends over a link, the heaviest one needs the highest total price; it is found as a longest path. A linear
+program over the heaviest sequences so far proposes the next prices of data (cutting planes). The best prices
+are the witness of `taccl.analysis.certificates.link_time`.
 """
 
 from __future__ import annotations
