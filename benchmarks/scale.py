@@ -213,7 +213,12 @@ def main() -> int:
     if options.plot is not None:
         draw(rows, options.plot)
     if not options.all:
-        rows = with_stored(options.output, rows, *keys)
+        present = {(case.name, case.collective) for case in CASES}
+        rows = [
+            row
+            for row in with_stored(options.output, rows, *keys)
+            if (row["case"], row["collective"]) in present
+        ]
     return summed_up(options.output, {"rows": rows}, growth=growth_exponents(rows))
 
 

@@ -184,7 +184,7 @@ def test_errors_of_unconfirmed_kinds_are_current(topology, ranks, nodes, times_u
 
 @pytest.mark.parametrize("words", [["--stored"], ["--stored", "--all"]])
 def test_stored_rows_of_the_scale_benchmark_are_printed_and_stay(words, tmp_path, monkeypatch, capsys):
-    """With --stored, the benchmark prints the rows of its results file, and keeps them."""
+    """With --stored, the benchmark prints the rows of its results file, and keeps those of its cases."""
     stored = Path(__file__).parents[1] / "benchmarks" / "results" / "scale.json"
     rows = json.loads(stored.read_text())["rows"][:2]
     output = tmp_path / "scale.json"
@@ -193,3 +193,7 @@ def test_stored_rows_of_the_scale_benchmark_are_printed_and_stay(words, tmp_path
     assert scale.main() in (0, 1)
     assert capsys.readouterr().out.count(rows[1]["case"]) == 1
     assert json.loads(output.read_text())["rows"] == rows
+    output.write_text(json.dumps({"rows": [rows[0], rows[1] | {"case": "former"}]}))
+    monkeypatch.setattr("sys.argv", ["scale", "--stored", "--output", str(output)])
+    scale.main()
+    assert json.loads(output.read_text())["rows"] == rows[:1]
