@@ -39,7 +39,8 @@ _MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (256, 128, 64, 16), 400_000, 
 PAYS = 0.997
 #: `_MOST_PARTS`: max number of parts of a mixed plan.
 #: `_EQUAL_PARTS`: numbers of equal parts into which the search cuts the chunks of a plan at its start.
-_MOST_PARTS, _EQUAL_PARTS = 20, (1, 2, 4, 8)
+#: `_LEAST_EACH`: min chunks of each rank in a first mix, so that four parts may be scattered to all ranks.
+_MOST_PARTS, _EQUAL_PARTS, _LEAST_EACH = 20, (1, 2, 4, 8), 4
 #: Divided forms of a plan are tried in equal parts if the plan takes at most this multiple of the best time.
 _NEAR = 1.1
 #: Runs of simulated annealing: (number of moves, initial temperature as a share of the estimated finish).
@@ -188,21 +189,24 @@ def greedy_mix(times: StepTimes) -> StepPlan:
 def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
     """Mixed plan found without annealing, in the coarsest chunks of `to_mix` in which equal parts are fast.
 
-    Returns (estimated finish in us, times, plan); None if there is no mixed plan. Finer chunks are used while
-    they finish sufficiently earlier (`PAYS`).
+    Returns (estimated finish in us, times, plan); None if there is no mixed plan. Each rank has at least
+    `_LEAST_EACH` chunks, if possible. Finer chunks are used while the best equal parts of coarser ones finish
+    sufficiently earlier in them (`PAYS`).
     """
-    best: tuple[float, StepTimes] | None = None
-    for each in reversed(to_mix(problem)):
-        times = times_of(each)
-        equal = _equal_mixes(times)
-        us = equal[-1][0] / each.costs.ticks_per_us if equal else math.inf
-        if not equal or (best is not None and us > PAYS * best[0]):
-            break
-        best = us, times
-    if best is None:
+    every, least = to_mix(problem), _LEAST_EACH * problem.topology.num_ranks
+    every = [each for each in every[::-1] if each.collective.num_chunks >= least] or every[:1]
+    equal = _equal_mixes(times_of(every[0])) if every else []
+    if not equal:
         return None
-    times = best[1]
-    return _greedy(times)[0] / times.problem.costs.ticks_per_us, times, greedy_mix(times)
+    plan, chosen = _plan_of(equal[-1][1]), every[0]
+    best_us = equal[-1][0] / chosen.costs.ticks_per_us
+    for each in every[1:]:
+        us = times_of(each).ticks(_scaled(plan, each.collective.num_chunks)) / each.costs.ticks_per_us
+        if us > PAYS * best_us:
+            break
+        best_us, chosen = us, each
+    times = times_of(chosen)
+    return _greedy(times)[0] / chosen.costs.ticks_per_us, times, greedy_mix(times)
 
 
 def best_mix(
@@ -224,7 +228,7 @@ def best_mix(
     if not best:
         return None
     if like is not None:
-        best = min(best, _scaled(mixes, like, num_chunks), key=mixes.finish)
+        best = min(best, _mix_of(mixes, _scaled(like, num_chunks)), key=mixes.finish)
     annealing = Annealing(times, mixes.resources, plans, most_parts=_MOST_PARTS, until=until)
     more = _MORE_RUNS if patient else ()
     for seed, (moves, warm) in enumerate((*_RUNS, *more) if like is None else _MILD_RUNS):
@@ -237,11 +241,15 @@ def _plan_of(mix: Mix) -> StepPlan:
     return StepPlan(tuple(each.part for each in mix), MIXED, tuple(each.size for each in mix))
 
 
-def _scaled(mixes: MixTimes, plan: StepPlan, num_chunks: int) -> Mix:
+def _mix_of(mixes: MixTimes, plan: StepPlan) -> Mix:
+    return [mixes.timed(part, size) for part, size in zip(plan.parts, plan.sizes, strict=True)]
+
+
+def _scaled(plan: StepPlan, num_chunks: int) -> StepPlan:
     """Mixed plan converted to finer or coarser chunks, with the shares of its parts kept if possible."""
     ends = [end * num_chunks // sum(plan.sizes) for end in accumulate(plan.sizes, initial=0)]
-    sizes = (end - begin for begin, end in pairwise(ends))
-    return [mixes.timed(part, size) for part, size in zip(plan.parts, sizes, strict=True) if size]
+    rows = [(part, b - a) for part, (a, b) in zip(plan.parts, pairwise(ends), strict=True) if b > a]
+    return plan._replace(parts=tuple(part for part, _ in rows), sizes=tuple(size for _, size in rows))
 
 
 def _equal(mixes: MixTimes, part: PlanPart, num_chunks: int, number: int) -> Mix:
