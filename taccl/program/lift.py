@@ -68,7 +68,8 @@ def lift(
         The program; it must state its collective.
     topology : Topology
         The network, with a link for each pair of ranks that communicates. If several links join a pair, its
-        channels, in order, use them in turn, the link that is fastest for a chunk first.
+        channels, in order, use them in turn, the link that is fastest for a chunk first. If it has costs by
+        protocol, those of the program's protocol apply.
     size : int or str, optional
         Size as nccl-tests counts it (``"1MB"``). Either this or `chunk_size` is required.
     chunk_size : int or str, optional
@@ -91,6 +92,8 @@ def lift(
             "give a topology with as many (--nodes)",
             where="topology",
         )
+    if (protocol := program.protocol.lower()) in topology.protocols:
+        topology = topology.under(protocol)
     # The program's own sizes do not matter: check it at the given size only.
     if size is not None:
         size_bytes = parse_size(size)

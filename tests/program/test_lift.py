@@ -120,6 +120,16 @@ def test_transfers_return_however_lowered(name, options):
     assert taccl.simulate(again).finish <= again.finish
 
 
+@pytest.mark.parametrize("protocol", ["LL", "Simple"])
+def test_links_have_the_costs_of_the_program_protocol(protocol):
+    """On a machine with protocols, messages cost what they do under the program's own."""
+    machine = taccl.topologies.dgx_h100()
+    problem = taccl.make_problem(machine.under(protocol.lower()), make("allgather", 8), size_bytes=10**6)
+    schedule = taccl.baselines.pairwise(problem, cut=False)
+    lifted = lift(lower(schedule), topology=machine, size="1MB")
+    assert (lifted.problem.topology.protocol, lifted.finish) == (protocol.lower(), schedule.finish)
+
+
 def test_instances_are_smaller_chunks():
     """A program in two instances has twice the chunks per rank, at half the size."""
     schedule = schedule_of("allgather")

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from taccl._internal.names import first_of, note_lines, shown
-from taccl._internal.units import format_count, format_limit
+from taccl._internal.units import format_count, format_limit, format_us
 from taccl.cli.inputs import followed, program_in
 from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, sizes
 from taccl.cli.output import Answer, figures_table, following_values, picked
@@ -78,6 +78,11 @@ def run(options: argparse.Namespace) -> Answer:
         assumptions += f", jitter {found.jitter:g}, seed {found.seed}"
     own = f"  original finish {schedule.timing}; simulated with {assumptions}"
     shown = (*_FIGURES, "interval_us", "interval_algbw_gb_per_s", "interval_limits")
+    is_own = not (options.sizes or options.alpha or options.profile) and is_plain
+    if is_own and found.finish < schedule.finish:
+        also = " of threadblocks and queues" if schedule.producer.startswith("program ") else ""
+        said = "here each send starts once its data and resources permit; the original has further waits"
+        notes = (*notes, f"{said}{also}")
     lines = [schedule.problem.heading, own, "", figures_table(rows, shown)]
     values = {
         **picked(schedule, "finish_us", "launch_us", "predicted_us"),
@@ -91,6 +96,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _of_program(program: Program, options: argparse.Namespace) -> Answer:
     """Answer with the time of a program on a topology at each size."""
+    from taccl.analysis.simulation.simulate import simulate
     from taccl.program.checks import NO_LIMIT
 
     unfit = {name for name in ("alpha", "time_unit_us") if getattr(options, name) is not None}
@@ -107,6 +113,16 @@ def _of_program(program: Program, options: argparse.Namespace) -> Answer:
     first, rows = schedules[0].problem, [following_values(each) for each in schedules]
     said = [note for each in schedules for note in (*each.problem.topology.told, *each.problem.notes)]
     notes = list(dict.fromkeys(said))
+    # The replay knows data and resources, but neither steps nor queues.
+    alone = [simulate(each) for each in schedules]
+    faster = [
+        format_us(each.finish) + (f" for {format_limit(each.size_bytes)}" if each.size_bytes else "")
+        for each, lifted in zip(alone, schedules, strict=True)
+        if each.finish < lifted.finish
+    ]
+    if faster:
+        apart = "sends also wait for steps of their threadblocks and for room in queues; without these waits, "
+        notes.append(f"{apart}the finish is {first_of(faster, 4)}")
     least, most = program.sizes_bytes or (0, NO_LIMIT)
     given = [each.problem.size_bytes for each in schedules]
     if outside := [format_limit(size) for size in given if size is not None and not least <= size <= most]:
