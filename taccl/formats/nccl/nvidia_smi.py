@@ -73,8 +73,8 @@ def load_nvidia_smi(
     - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
       node (default), or always.
     - `pcie_gb_per_s`: Rate of every PCIe link. Default: NCCL's figures for 16 lanes of PCIe 3, 4, 5 and 6
-      (12, 24, 48 and 96), by the name of the GPUs in the file, else by their number of NVLinks; at least the
-      rate of a NIC, but for named GPUs no more than 16 lanes carry.
+      (12, 24, 48 and 96), by the name of the GPUs in the file, else by their number of NVLinks and the least
+      that carries a NIC; at least the rate of a NIC, but for named GPUs no more than 16 lanes carry.
     - `cpu_gb_per_s`: Rate between two CPUs; no limit by default.
     - `nic_gb_per_s`: Rate of every NIC; required for more than one node.
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
@@ -212,7 +212,8 @@ def _slot_guesses(
 ) -> list[tuple[Fraction, str]]:
     """Beta in us per MB of each GPU's PCIe link without a stated rate, and the assumption as text.
 
-    A link is at least as fast as a NIC, but not faster than 16 lanes of a generation that the file tells.
+    The generation is that of a GPU that the file names, else the oldest one that is usual for the number of
+    NVLinks and carries a NIC. The rate is NCCL's for 16 lanes, or the NIC's as far as they carry it.
 
     - `boards`: Boards that the file names.
     """
@@ -224,23 +225,23 @@ def _slot_guesses(
         of_rank |= counts
     most = max(of_rank.values(), default=0)
     usual = next((entry for entry in _PCIE_BY_NVLINKS if most <= entry[0]), _PCIE_BY_NVLINKS[-1])[1]
+    nic = 0 if nic_beta is None else 1000 / nic_beta
+    needed = next((each for each, most in SLOT_GB_PER_S.items() if nic <= most), max(SLOT_GB_PER_S))
     slots = []
     for named in boards:
-        generation = usual if named is None else named[1].pcie
-        rate = X16_GB_PER_S[generation]
-        beta = beta_of_bandwidth(rate)
-        why = f"{rate} GB/s for a PCIe link, {LANES} lanes of PCIe {generation}"
         if named is not None:
-            why += f", as of {named[0]}, which the file names"
+            generation, why = named[1].pcie, f", as of {named[0]}, which the file names"
+        elif needed > usual:
+            generation, why = needed, f", which carry a NIC of {float(nic):g} GB/s"
         else:
-            why += f", usual for GPUs with {most} NVLinks" if most else ""
-        least = 0 if named is None else beta_of_bandwidth(SLOT_GB_PER_S[generation])
-        if nic_beta is not None and nic_beta < least:
-            beta = Fraction(least)
-            why = why.replace(f"{rate} GB/s", f"{SLOT_GB_PER_S[generation]:g} GB/s", 1)
-        elif nic_beta is not None and nic_beta < beta:
-            beta, why = nic_beta, f"{float(1000 / nic_beta):g} GB/s for a PCIe link, the rate of a NIC"
-        slots.append((beta, f"{why} (pcie_gb_per_s=)"))
+            told = f"usual for GPUs with {most} NVLinks" if most else "as nothing tells a newer one"
+            generation, why = usual, f", {told}"
+        beta = beta_of_bandwidth(X16_GB_PER_S[generation])
+        if nic_beta is not None and nic_beta < beta:
+            least = 0 if named is None else beta_of_bandwidth(SLOT_GB_PER_S[generation])
+            beta = max(nic_beta, Fraction(least))
+        what = f"{float(1000 / beta):g} GB/s for a PCIe link, {LANES} lanes of PCIe {generation}{why}"
+        slots.append((beta, f"{what} (pcie_gb_per_s=)"))
     return slots
 
 

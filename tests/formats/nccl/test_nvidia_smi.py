@@ -444,6 +444,17 @@ def test_names_of_gpus_beside_the_matrix_give_rates(tmp_path, names, nvlink, pci
     assert any(each.startswith(f"{pcie} GB/s for a PCIe link") for each in topology.assumed)
 
 
+@pytest.mark.parametrize(("nic", "slot"), [(None, 12), (10, 12), (12.5, 12.5), (20, 24), (25, 25), (50, 50)])
+def test_without_names_pcie_carries_the_nic(tmp_path, nic, slot):
+    """Whatever the number of nodes, slots are of the oldest generation of PCIe that carries the NIC."""
+    rows = ["GPU0 X NODE PIX 0-7 0", "GPU1 NODE X NODE 0-7 0", "NIC0 PIX NODE X"]
+    path = _write(tmp_path, *rows, columns=[*_gpus(2), "NIC0"])
+    for nodes in (1, 2)[: 1 if nic is None else 2]:
+        topology = load_quietly(path, nodes=nodes, nic_gb_per_s=nic)
+        inside = [link for link in topology.links if link.name == "PCIe"]
+        assert {float(1000 / link.beta_us_per_mb) for link in inside} == {slot}
+
+
 @pytest.mark.parametrize(("names", "rate"), [("NVIDIA L40S", 31.5), ("", 50)])
 def test_a_nic_does_not_lift_the_slot_of_a_named_gpu(tmp_path, names, rate):
     """A NIC of 50 GB/s beside L40S has a faster slot, but the GPUs are on 16 lanes of PCIe 4 (31.5 GB/s)."""
