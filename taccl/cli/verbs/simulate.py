@@ -121,7 +121,7 @@ def _of_program(program: Program, options: argparse.Namespace) -> Answer:
         if each.finish < lifted.finish
     ]
     if faster:
-        apart = "sends also wait for steps of their threadblocks and for room in queues; without these waits, "
+        apart = "sends also wait for steps of threadblocks and for room in queues; without these waits, "
         notes.append(f"{apart}the finish is {first_of(faster, 4)}")
     least, most = program.sizes_bytes or (0, NO_LIMIT)
     given = [each.problem.size_bytes for each in schedules]
