@@ -410,6 +410,13 @@ class TestBaseline:
         assert values["gap"] == values["gap_over_all_chunkings"] == pytest.approx(2 / 102)
         assert set(values) >= KEYS
 
+    @pytest.mark.parametrize("name", ["ring", pytest.param("best", marks=pytest.mark.slow), "nccl"])
+    def test_a_given_number_of_chunks_is_kept(self, run_json, name):
+        """Baselines cut chunks only if their number is open; a note says that they are not cut."""
+        words = ("baseline", name, "--topology", "ring:3", "--collective", "allreduce", "--size", "16MB")
+        whole = run_json(*words, "--chunks-per-rank", 1)[1]
+        assert (whole["num_transfers"], "not cut" in " ".join(whole["notes"])) == (3 * 2 * 2, True)
+
     @pytest.mark.slow
     def test_of_a_sketch(self, run_json, sketch_file):
         """A sketch gives the machine, its nodes and the chunk size of a baseline."""

@@ -91,6 +91,8 @@ def run(options: Namespace) -> Answer:
         )
     except OutOfTime:
         bound = latency_bound(bounded)
+    if not problem.chunks_open:
+        notes += ["chunks are not cut, as their number is given; baselines cut them if it is left open"]
     notes += schedule.problem.notes  # the least important, as they are known beforehand
     result = Result(schedule, bound, f"baseline {options.name}", Stages(), took_s, notes=tuple(notes))
     if problem.chunks_open:
@@ -159,25 +161,26 @@ def _sooner_nccl(problem: Problem, schedule: Schedule, options: Namespace) -> li
 def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) -> Schedule:
     """The fastest schedule of a baseline that is found in time, or before Ctrl-C.
 
-    While there is none, the time limit may be exceeded by up to ``budget.late_s``, as by a synthesis, except
-    for nccl.
+    A number of chunks that the options give is kept. While there is no schedule, the time limit may be
+    exceeded by up to ``budget.late_s``, as by a synthesis, except for nccl.
     """
     from taccl.baselines.spread import soonest_so_far
 
     if matching(name, ["nccl"]):
         with deadline.enforced():
-            return taccl.baselines.nccl(problem, nvls=nvls)
+            return taccl.baselines.nccl(problem, cut=problem.chunks_open, nvls=nvls)
     limit, known, why = deadline.sooner(_SCHEDULE_SHARE * deadline.left_s), list[Schedule](), ""
     try:
         with deadline.later(DEFAULTS.budget.late_s * busy_factor()).enforced():
             if matching(name, ["best"]):
                 known = soonest_so_far(problem)
-                found = taccl.baselines.best(problem, time_limit_s=max(LEAST_S, limit.left_s))
+                left_s = max(LEAST_S, limit.left_s)
+                found = taccl.baselines.best(problem, cut=problem.chunks_open, time_limit_s=left_s)
             else:
                 known = [taccl.baselines.baseline(name, problem, cut=False)]
                 found = known[0]
                 with suppress(OutOfTime), limit.enforced():
-                    found = taccl.baselines.baseline(name, problem)
+                    found = taccl.baselines.baseline(name, problem) if problem.chunks_open else found
     except KeyboardInterrupt:
         if not known:
             raise
