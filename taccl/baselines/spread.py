@@ -293,7 +293,7 @@ def keep_soonest(problem: Problem, made: Schedule) -> Schedule:
 
     Raises `CollectiveError` if servers update sums, and another rank than its server sends a sum first.
     """
-    if problem.collective.update_us_per_mb is not None:
+    if problem.collective.updates:
         _require_updates(made)
     found = soonest_so_far(problem)
     if not found or made.finish < found[0].finish:

@@ -45,7 +45,8 @@ class Baseline(NamedTuple):
     - `forms_transfers`: Max transfers of all forms (variants) together, if the baseline builds several and
       keeps the best; 0 if it builds only one. If each chunk goes from one rank to one other, few forms
       differ, so the build time of one form is assumed.
-    - `competes`: False if only searches for topologies with reducing switches or servers propose it.
+    - `competes`: False if searches do not propose it, or only if servers update sums (`serves`).
+    - `serves`: True if its sums are made by servers, which may update them.
     - `names_contributions`: True if its sends name the contributions that they carry, which takes longer to
       build.
     - `finer_chunks`: Collectives for which finer chunks usually help, on tori or several nodes: ``"root"``
@@ -66,6 +67,7 @@ class Baseline(NamedTuple):
     pairs_s: float | None = None
     forms_transfers: int = 0
     competes: bool = True
+    serves: bool = False
     names_contributions: bool = False
     finer_chunks: Literal["", "root", "all", "both"] = ""
     floods: int = 0
@@ -99,7 +101,7 @@ TABLE: dict[str, Baseline] = {
         names_contributions=True,
     ),  # fmt: skip
     "in-network": Baseline(in_network, "in the network", competes=False),
-    "servers": Baseline(servers, "at servers", competes=False),
+    "servers": Baseline(servers, "at servers", place=-1, competes=False, serves=True),
 }
 
 #: Row for a baseline that was added to `BASELINES` but not to the table; its `make` is not used.
@@ -111,6 +113,17 @@ BASELINES: dict[str, Callable[..., Schedule]] = {name: each.make for name, each 
 def row_of(name: str) -> Baseline:
     """Row of a baseline; default values for one that is not in the table."""
     return TABLE.get(name, _DEFAULT)
+
+
+def competes_in(problem: Problem, name: str) -> bool:
+    """True if searches propose the baseline of the given name for the problem.
+
+    Servers update only sums in which no send names the contributions that it carries.
+    """
+    row = row_of(name)
+    if not problem.collective.updates:
+        return row.competes
+    return row.serves or (row.competes and not row.names_contributions)
 
 
 def label_of(name: str) -> str:
@@ -143,7 +156,7 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
     starting, ending = problem.collective.origin_sets.sizes, problem.collective.destination_sets.sizes
     num_phases = phases_of(problem)
     others = num_arrivals(problem) * num_phases
-    transfers = dict.fromkeys((name for name in BASELINES if row_of(name).competes), others)
+    transfers = dict.fromkeys((name for name in BASELINES if competes_in(problem, name)), others)
     if "one-shot" in transfers:
         transfers["one-shot"] = max(int(starting @ ending), least_transfers(problem))
     is_pairs = are_pairs(problem)

@@ -27,8 +27,13 @@ class Chunk:
     destinations: tuple[int, ...]
     root: int | None = None
 
-    def is_met(self, *, is_sum: bool) -> bool:
-        """True if every destination holds the chunk, or its full sum, at the start."""
+    def is_met(self, *, is_sum: bool, updates: bool = False) -> bool:
+        """True if every destination holds the chunk, or its full sum, at the start.
+
+        - `updates`: True if only the root, which updates the sum, can hold the full sum.
+        """
+        if updates:
+            return {*self.origins, *self.destinations} <= {self.root} or not self.destinations
         return not self.destinations or (
             not (is_sum and len(self.origins) > 1) and set(self.destinations) <= set(self.origins)
         )

@@ -172,6 +172,11 @@ class Collective:
         return self.combining and not self.derivations
 
     @property
+    def updates(self) -> bool:
+        """True if each sum is complete only once its root, a server, has updated it."""
+        return self.update_us_per_mb is not None
+
+    @property
     def stays_at_roots(self) -> bool:
         """True if the root of every sum is its only destination, as in a reduce or a reduce-scatter."""
         return all(chunk.destinations == (chunk.root,) for chunk in distinct(self.chunks))
@@ -180,7 +185,9 @@ class Collective:
     def is_met(self) -> bool:
         """True if every destination has its data at the start, so that no send is needed."""
         if not self.derivations:
-            return all(chunk.is_met(is_sum=self.combining) for chunk in distinct(self.chunks))
+            return all(
+                chunk.is_met(is_sum=self.combining, updates=self.updates) for chunk in distinct(self.chunks)
+            )
         held = {(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.origins}
         for each in self.derivations_in_turn:
             if (each.source, each.rank) in held:

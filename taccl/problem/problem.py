@@ -14,6 +14,8 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from taccl._internal.arguments import checked_as, known_index
 from taccl._internal.caching import cached
 from taccl._internal.names import shown
@@ -29,7 +31,6 @@ from taccl.topology.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from taccl.problem.chunks import Chunk
@@ -153,6 +154,13 @@ class Problem:
     def costs(self) -> Costs:
         """Costs of the topology and sizes of the chunks in integer units (see `exact_costs`)."""
         return exact_costs(self.topology, self.chunk_bytes)
+
+    @cached_property
+    def update_ticks(self) -> NDArray[np.int64]:
+        """(num_chunks,) ticks that a chunk's root, a server, takes to update the sum; 0 without updates."""
+        per_byte = (self.collective.update_us_per_mb or 0) * self.costs.ticks_per_us / Fraction(10**6)
+        ticks = {size: ceil(per_byte * size) for size in {*self.chunk_bytes}}
+        return np.array([*map(ticks.__getitem__, self.chunk_bytes)], np.int64)
 
     @cached_property
     def cache(self) -> dict[str, Any]:

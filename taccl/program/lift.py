@@ -6,7 +6,6 @@ bounded and verified like every schedule.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -175,7 +174,7 @@ def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
     adds, either = [], []
     for chunk, content in zip(sent.chunks, sent.contents, strict=True):
         origins, root = collective.chunks[chunk].origins, collective.chunks[chunk].root
-        is_pushed = collective.update_us_per_mb is not None and rank == root
+        is_pushed = collective.updates and rank == root
         parts = content.parts()
         adds.append((rank, chunk) not in parts and (is_pushed or len(parts) < len(origins)))
         either.append(rank not in origins and len(parts) == len(origins))
@@ -296,8 +295,7 @@ def _updates(
             if each.queue.dst == root:
                 pushed[chunk].append(m)
             elif each.queue.src == root and len(content.parts()) == len(origins):
-                us = collective.update_us_per_mb * Fraction(problem.chunk_bytes[chunk], 10**6)
-                ticks = math.ceil(us * problem.costs.ticks_per_us)
+                ticks = int(problem.update_ticks[chunk])
                 yield beginning, m, ticks
                 yield from ((before, m, duration[before] + ticks) for before in pushed[chunk])
 

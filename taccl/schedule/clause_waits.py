@@ -1,4 +1,4 @@
-"""Waits of a precedence graph that clauses and release dates require."""
+"""Waits of a precedence graph that clauses, release dates and updates without contributions require."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from taccl.problem.costs import Costs
     from taccl.schedule.precedence import Precedence
 
-#: Value of `cause` for waits that local-first priority or a release date requires.
+#: Value of `cause` for waits that local-first priority, a release date or such an update requires.
 CLAUSE = -3
 
 
@@ -63,6 +63,16 @@ def add_releases(order: Precedence) -> None:
         for rank in ends.dsts:
             if order.reduce[transfer] and (chunk, rank) in released:
                 order.wait(zero, s, CLAUSE, released[chunk, rank], lead=order.duration[s])
+
+
+def add_updates(order: Precedence) -> None:
+    """Add waits for updates of sums to which only their server contributes; other updates follow arrivals."""
+    if not order.own.collective.updates:
+        return
+    chunks, zero = order.own.collective.chunks, order.join((), CLAUSE)
+    for chunk, s in zip(order.chunk, order.send, strict=True):
+        if chunks[chunk].origins == (chunks[chunk].root,):
+            order.wait(zero, s, CLAUSE, int(order.problem.update_ticks[chunk]))
 
 
 def _latencies(order: Precedence, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:

@@ -95,7 +95,8 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
 
     def copied(chunk: Chunk) -> Chunk:
         assert chunk.root is not None, "a combining chunk has a root"
-        return Chunk(alone[chunk.root], () if chunk.is_met(is_sum=True) else getattr(chunk, to))
+        is_met = chunk.is_met(is_sum=True, updates=collective.updates)
+        return Chunk(alone[chunk.root], () if is_met else getattr(chunk, to))
 
     return Collective(
         f"{collective.name} ({'broadcast' if to == 'destinations' else 'reduce, reversed'})",

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from fractions import Fraction
 from functools import cached_property
-from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +29,7 @@ from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
 from taccl.schedule.arrivals import Events, chains, events_of, holds_at_start
-from taccl.schedule.clause_waits import add_local_first, add_releases
+from taccl.schedule.clause_waits import add_local_first, add_releases, add_updates
 from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Carried, compositions
 from taccl.schedule.longest_paths import Levels
@@ -135,6 +133,7 @@ class Precedence:
             self._of_copies()
         add_local_first(self)
         add_releases(self)
+        add_updates(self)
         single = np.array(self._single, dtype=np.int64).reshape(-1, len(WaitColumns._fields))
         self.waits = WaitColumns(*map(np.concatenate, zip(*self._blocks, single.T, strict=True)))
 
@@ -369,7 +368,10 @@ class Precedence:
         self._require(is_held | self.impose | (arrived > arrived[since])[begins], place[begins])
         lead = np.where(arrives, self._durations[send], 0)
         extra = arrives.astype(np.int64)
-        extra[begins] = self._update_ticks(place[begins])
+        if self.own.collective.updates:
+            rank, chunk = np.divmod(place[begins], self.own.collective.num_chunks)
+            roots = np.array([each.root for each in self.own.collective.chunks])
+            extra[begins] = np.where(rank == roots[chunk], self.problem.update_ticks[chunk], 0)
         until = np.where(copies, arrived[at_once], arrived)
 
         def gather(rows: Flags, pool: Flags, begin: Ints, end: Ints, cause: Ints) -> None:
@@ -408,18 +410,6 @@ class Precedence:
         row, each = ranges(chain.begin, chain.end)
         self._add(pool[each], join[row], DATA, after[each])
         self._add(join[chain.of_row], target[~few], cause[~few], lead=lead[~few], extra=extra[~few])
-
-    def _update_ticks(self, place: Ints) -> Ints:
-        """Ticks that parameter servers take to update the sum at each place; 0 at other ranks."""
-        collective, problem = self.own.collective, self.problem
-        found = np.zeros(len(place), np.int64)
-        if collective.update_us_per_mb is None:
-            return found
-        for i, (rank, chunk) in enumerate(zip(*np.divmod(place, collective.num_chunks), strict=True)):
-            if rank == collective.chunks[chunk].root:
-                us = collective.update_us_per_mb * Fraction(problem.chunk_bytes[chunk], 10**6)
-                found[i] = ceil(us * problem.costs.ticks_per_us)
-        return found
 
 
 def _absent(rank: int, chunk: int) -> InputError:

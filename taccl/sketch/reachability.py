@@ -76,7 +76,7 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
     root is reduced along the whole path.
     """
     data = problem.collective.chunks[chunk]
-    if len(data.origins) == 1 or problem.collective.update_us_per_mb is not None:
+    if len(data.origins) == 1 or problem.collective.updates:
         return False  # the data exist only at the one origin, or at the root that updates the sum
 
     def origins_of(rank: int, *, reducing: bool) -> Iterable[int]:
@@ -168,7 +168,8 @@ def demands(problem: Problem) -> Iterator[Need]:
     for c, data in enumerate(collective.chunks):
         starts, ends = collective.starts[c], collective.ends[c]
         kind = data, starts, ends[len(data.destinations) :], problem.holders(c)
-        if kind in seen or (collective.sums_up and data.is_met(is_sum=True)):
+        is_met = collective.sums_up and data.is_met(is_sum=True, updates=collective.updates)
+        if kind in seen or is_met:
             continue
         seen.add(kind)
         if collective.combining and data.root is not None:

@@ -95,7 +95,7 @@ class Search:
     made_by: Transform | None = None  # transform that made the problem
     # Searches of the same data in other chunks, or with sums by servers or switches.
     others: list[Search] = field(default_factory=list)
-    is_aggregated: bool = False  # True if servers or switches make the sums
+    is_aggregated: bool = False  # True if switches make the sums
     choice: str = ""  # name of the search that ran, and the reason; empty for baselines
     # Judge of the schedules that a registered proposer offers while it runs; None: they are not judged.
     judge: Callable[[Schedule], bool] | None = None

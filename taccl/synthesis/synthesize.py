@@ -194,7 +194,7 @@ def synthesize(
         if start is not None:
             whole.record("start", "taccl", "done", began_s, finish_us=start.finish_us, message="verified")
         with going_on(whole):  # if an error ends the proposers, the best so far counts
-            run(whole, AGGREGATING)  # sums by servers or switches
+            run(whole, AGGREGATING)  # sums by switches
             is_settled = _is_settled(whole)
             if whole.options.start is not None:
                 begin_with(whole, whole.options.start)
@@ -215,9 +215,9 @@ def synthesize(
 
 
 def _is_settled(whole: Search) -> bool:
-    """True if the schedules by servers or switches end the search, so that none by ranks alone is needed.
+    """True if the schedules by switches end the search, so that none by ranks alone is needed.
 
-    They end it if only servers or switches may make the sums. They also do if their best schedule finishes no
+    They end it if only switches may make the sums. They also do if their best schedule finishes no
     later than the lower bound for ranks alone. Raises `NoSolutionError` if switches must make the sums, and
     no schedule was found.
     """
@@ -228,7 +228,7 @@ def _is_settled(whole: Search) -> bool:
         raise NoSolutionError(f"{whole.asked!r}: {said}", bound_us=None)
     if not whole.others:
         return False
-    if is_only or whole.asked.collective.update_us_per_mb is not None:
+    if is_only:
         return True
     since, bound = time.monotonic(), bound_within(whole.problem, whole.deadline, whole.parameters.budget)
     said = f"{bound.kind}, of ranks alone"

@@ -3,6 +3,7 @@
 import itertools
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -233,19 +234,6 @@ def test_chunks_are_cut_until_the_last_pulls_are_short():
     assert found.finish_us < 1.04 * 14 * 32 * 1000 * 24 / 14
 
 
-@pytest.mark.slow
-def test_an_exchange_of_given_chunks_is_bounded_before_its_schedule_uses_up_the_time():
-    """If the number of chunks is given, the first stage of synthesis is the bound; if it is open, it is the
-    servers' schedule."""
-    given = exchange(range(4), range(4, 8), num_ranks=8, chunks_per_server=8)
-    result = brief_synthesis(make_problem(rack(4, 4), given, chunk_bytes=10**5))
-    assert [stage.name for stage in result.stages][:2] == ["bound", "servers"]
-    assert result.bound.kind not in ("none", "latency")
-    assert result.bound_us <= result.finish_us
-    result = brief_synthesis(make_problem(rack(4, 4), exchange(4, 4), size_bytes=10**6))
-    assert result.stages[0].name == "servers"
-
-
 def test_baselines_sum_at_the_servers_that_update():
     """Baselines refuse an exchange if other ranks than its servers add up; `best` takes one that does not."""
     problem = make_problem(
@@ -257,17 +245,32 @@ def test_baselines_sum_at_the_servers_that_update():
     with pytest.raises(CollectiveError, match="one-shot does not add up exchange at the servers"):
         BASELINES["one-shot"](problem)
     assert verify(best(problem)).ok
-    with pytest.raises(CollectiveError, match="pairwise does not add up"):  # the only worker holds the sum
-        BASELINES["pairwise"](make_problem(fabrics.mesh(2, 2), exchange([2], [0], num_ranks=4), size_bytes=3))
+    single = make_problem(fabrics.mesh(2, 2), exchange([2], [0], num_ranks=4), size_bytes=3)
+    assert verify(BASELINES["pairwise"](single)).ok  # the only worker's data passes its server
 
 
+@pytest.mark.slow
 def test_servers_may_be_several_hops_away():
-    """Workers without a link to their server, or with a slow schedule over it, use the fastest baseline."""
+    """Without links from workers to servers, the search is at least as fast as the fastest baseline."""
     for topology, workers in ((fabrics.mesh(2, 2), [2, 3]), (fabrics.fully_connected(4), [2, 3])):
         problem = make_problem(topology, exchange(workers, [0, 1]), size_bytes=3000)
         result = brief_synthesis(problem)
-        assert result.finish_us == best(problem).finish_us
-        assert result.bound.bound <= result.schedule.finish
-    problem = make_problem(fabrics.ring(5), exchange([0], [2], num_ranks=5), size_bytes=3)
-    with pytest.raises(CollectiveError, match="exchange: found no way to update sums on ring:5; link all"):
-        brief_synthesis(problem)
+        assert result.bound.bound <= result.schedule.finish <= best(problem).finish
+
+
+def test_a_sum_returns_only_after_its_update():
+    """The data of the only worker take two hops to the server, its update, and two hops back."""
+    line = fabrics.mesh(3, bandwidth_gb_per_s=1, alpha_us=1)
+    collective = exchange([0], [2], num_ranks=3, chunks_per_server=1, update_us_per_mb=3000)
+    result = brief_synthesis(make_problem(line, collective, size_bytes=1000))
+    assert verify(result.schedule).ok
+    assert result.schedule.finish == 4 * (1 + 1) + 3
+
+
+@pytest.mark.slow
+def test_the_search_shares_links_better_than_baselines():
+    """On a torus, all ranks are workers and servers: the search finishes earlier than every baseline."""
+    collective = exchange(range(9), range(9), chunks_per_server=1, update_us_per_mb=2)
+    problem = make_problem(fabrics.torus(3, 3), collective, size_bytes=63_000)
+    result = brief_synthesis(problem)
+    assert result.schedule.finish < Fraction(3, 4) * best(problem).finish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taccl import collectives
@@ -245,6 +246,11 @@ def random_problem(seed: int, *, combining: bool = False) -> Problem:
         max_merge=rng.choice((1, 2, 3)),
         own_first=own_first,
     )
+
+
+def with_updates(problem: Problem, us_per_mb: int) -> Problem:
+    """The problem of sums, each of which its root updates before it is sent on."""
+    return replace(problem, collective=replace(problem.collective, update_us_per_mb=us_per_mb))
 
 
 def random_group_problem(seed: int) -> Problem:

@@ -111,7 +111,7 @@ class Replay:
 
     def __init__(self, columns: Columns) -> None:
         collective, is_large = columns.collective, columns.is_large
-        is_copied, is_updated = not collective.sums_up, collective.update_us_per_mb is not None
+        is_copied, is_updated = not collective.sums_up, collective.updates
         needs_phases = not is_copied and bool(columns.clauses.said("chunk", "order", "path"))
         self.dates = own_dates(columns) if is_copied else None
         self.reducing = np.zeros(len(columns) if needs_phases else 0, bool)

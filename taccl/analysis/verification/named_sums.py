@@ -67,7 +67,7 @@ class NamedSums:
 
     def report(self, findings: Findings) -> None:
         """Report wrongly named contributions, and sums that a rank cannot make at the time it needs them."""
-        if self._columns.collective.update_us_per_mb is not None:
+        if self._columns.collective.updates:
             said = "named contributions do not show a server's update; expected a schedule without them"
             findings.report("update", said, chunk=None)
         self._check_names(findings)

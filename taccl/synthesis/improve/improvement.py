@@ -298,8 +298,9 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
     bound = clauses.carries_from or clauses.carries_to or clauses.direct_crossing
     return Trees(
         problem.costs.chunk_units[[tree.chunk for tree in trees]].astype(np.int64),
-        kind, partner, is_origin, is_target, open_class, is_open,
-        np.array([free is None or tree.chunk in free for tree in trees], bool), not bound,
+        kind, partner, problem.update_ticks[[tree.chunk for tree in trees]], is_origin, is_target, open_class,
+        is_open, np.array([free is None or tree.chunk in free for tree in trees], bool),
+        not bound and not problem.collective.updates,
     )  # fmt: skip
 
 

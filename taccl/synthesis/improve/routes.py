@@ -112,10 +112,13 @@ def _spread(problem: Problem, tree: Tree, transfers: Iterable[Transfer]) -> None
 
 
 def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[Tree]:
-    """Return two trees of one sum: its reduction to the root, and its broadcast from the root."""
+    """Return two trees of one sum: its reduction to the root, and its broadcast from the root.
+
+    If servers update sums, the given root remains, and sends that do not reduce carry the updated sum.
+    """
     data, links = problem.collective.chunks[c], problem.topology.links
     assert data.root is not None, "a combining chunk has a root"
-    everyone = frozenset(data.origins)
+    everyone, updates = frozenset(data.origins), problem.collective.updates
     held = {rank: frozenset((rank,)) for rank in data.origins}
     complete = [rank for rank in data.origins if held[rank] == everyone]
     carried: dict[int, frozenset[int]] = {}
@@ -129,7 +132,8 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
         if leaves:
             carried[t] = frozenset().union(*(held.get(rank, frozenset()) for rank in ends.srcs))
             continue
-        if carried[t] == everyone:
+        is_spread = not transfer.reduce if updates else carried[t] == everyone
+        if is_spread:
             outwards.append(transfer)
         else:
             is_tree &= len(ends.dsts) == 1 and not any(rank in inwards for rank in ends.srcs)
@@ -139,9 +143,9 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
             held[rank] = was | carried[t] if transfer.reduce else carried[t]
             if held[rank] == everyone not in (was, carried[t]):
                 complete.append(rank)
-    exchange = _exchange(inwards, links, complete)
-    is_tree &= len(complete) == 1 or exchange is not None
-    root = complete[0] if is_tree else data.root
+    exchange = None if updates else _exchange(inwards, links, complete)
+    is_tree &= updates or len(complete) == 1 or exchange is not None
+    root = complete[0] if is_tree and not updates else data.root
     reduction = Tree(c, True, {root}, set(data.origins) - {root})
     spreading = Tree(c, False, {root}, set(data.destinations) - {root})
     if is_tree:

@@ -90,7 +90,7 @@ def _settle(w: Work, now: SearchState) -> bool:
         other = trees.partner[t]
         if other >= 0:
             spread, reduce = (t, other) if trees.kind[t] == 0 else (other, t)
-            if at_root(w, now, reduce) > at_root(w, now, spread):
+            if max(at_root(w, now, reduce), 0) + trees.update[t] > at_root(w, now, spread):
                 return False
     return bool(first == 0 and room.reach[2] == 0)
 

@@ -52,6 +52,7 @@ class Trees(NamedTuple):
     units: Ints
     kind: Ints
     partner: Ints  # the other tree of a chunk that is reduced and then broadcast; -1 for none
+    update: Ints  # ticks from the reduction of a sum to its broadcast, for a server's update
     is_origin: Bools  # by tree and rank: True if the tree's chunk starts at the rank
     is_target: Bools
     open_class: Ints

@@ -56,7 +56,9 @@ def _pivot(w: Work, now: SearchState, t: int) -> int:
     if w.trees.partner[t] < 0:
         return 0 if w.trees.kind[t] == 0 else now.size[2]
     at = at_root(w, now, w.trees.partner[t])
-    return at if -NEVER < at < NEVER else int(now.size[2] * (3 + draw(w.room, 3)) // 8)
+    if -NEVER < at < NEVER:
+        return int(at + w.trees.update[t] if w.trees.kind[t] == 0 else at - w.trees.update[t])
+    return int(now.size[2] * (3 + draw(w.room, 3)) // 8)
 
 
 @inner

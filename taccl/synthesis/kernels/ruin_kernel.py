@@ -106,7 +106,8 @@ def _held_up_by(w: Work, now: SearchState, m: int) -> int:
                     if draw(room, seen) == 0:
                         found = other
             elif trees.partner[t] >= 0:
-                seen, found = _into(w, now, trees.partner[t], tail, now.start[m], seen, found)
+                done = now.start[m] - trees.update[t]
+                seen, found = _into(w, now, trees.partner[t], tail, done, seen, found)
         else:
             for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
                 if now.way[t, arcs.head[x]] == e:

@@ -204,6 +204,9 @@ def _place(w: Work, now: SearchState, mirrored: bool) -> None:
     for q in range(len(calendar.size)):
         calendar.size[q] = 0
     room.ready[:] = 0
+    for t in range(0 if mirrored else len(trees.kind)):
+        if trees.update[t] and trees.kind[t] == 0:  # for a sum to which only its server contributes
+            room.ready[t, now.root[t]] = trees.update[t]
     finish = 0
     for i in range(count):
         m = now.order[i]
@@ -237,7 +240,10 @@ def _place(w: Work, now: SearchState, mirrored: bool) -> None:
                 room.ready[t, tail] = max(room.ready[t, tail], end)
                 other = trees.partner[t]
                 if other >= 0 and now.root[t] == tail:
-                    room.ready[other, tail] = max(room.ready[other, tail], end)
+                    done = end + trees.update[t]
+                    room.ready[other, tail] = max(room.ready[other, tail], done)
+                    if mirrored:
+                        finish = max(finish, done)
     if mirrored:
         for i in range(count):
             m = now.order[i]

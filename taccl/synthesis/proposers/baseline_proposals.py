@@ -16,7 +16,7 @@ from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.spread import built_within
-from taccl.baselines.table import BASELINES, are_pairs, num_arrivals, phases_of, row_of
+from taccl.baselines.table import BASELINES, are_pairs, competes_in, num_arrivals, phases_of, row_of
 from taccl.baselines.table import build_times as baseline_times
 from taccl.errors import InputError
 from taccl.problem.alltoallv import is_uneven
@@ -253,7 +253,7 @@ def _in_time(name: str, problem: Problem, limit: Deadline, last: Deadline) -> Sc
 
 
 def preferred(problem: Problem) -> list[str]:
-    """Names of all baselines, the one that usually finishes first at the front.
+    """Names of the baselines that searches propose, the one that usually finishes first at the front.
 
     On tori and meshes that is the bucket algorithm, or Bine trees for small sums on tori of several
     dimensions. Elsewhere it is recursive multiplying.
@@ -272,7 +272,7 @@ def preferred(problem: Problem) -> list[str]:
             return row.small_torus_place
         return row.place if row.grid_place is None or not on_grid else row.grid_place
 
-    return sorted(BASELINES, key=place)
+    return sorted((name for name in BASELINES if competes_in(problem, name)), key=place)
 
 
 def quickest_first(problem: Problem, left_s: float) -> list[str]:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 from taccl._internal.deadline import Deadline, busy_factor
 from taccl._internal.units import format_s, format_us
 from taccl.analysis.certificates.scopes import known_bound_over_all_chunkings
-from taccl.baselines import best
-from taccl.baselines.servers import servers
-from taccl.baselines.spread import may_merge
 from taccl.baselines.table import BASELINES, row_of
-from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
-from taccl.schedule.schedule import Schedule
 from taccl.solvers.registry import OWN_BACKENDS
 from taccl.synthesis.bounding import (
-    bound_within,
     look_for_bound,
     look_for_bound_over_all_chunkings,
     no_bound,
@@ -60,7 +53,7 @@ from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import ROUNDED, offer_nearby
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
-from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
+from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged, sums_anywhere
 from taccl.synthesis.transforms.switches import by_switches
 from taccl.topology.recognise import grid_of
 
@@ -76,56 +69,8 @@ _LEAST_ROOT_S, _MOST_LATE_S, _END_S, _END_S_PER_LINK = 0.5, 1.45, 0.1, 1.2e-5
 _TRIAL_HOPS, _TRIAL_S = 300_000, 6.0
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
-#: Share of the remaining time for the fastest baseline of an exchange, and its least value in seconds.
-_BEST_SHARE, _LEAST_BEST_S = 0.6, 0.01
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
 _SKETCHED_SHARE = 0.3
-
-
-def _by_servers(search: Search) -> None:
-    """Propose the fastest baseline whose sums servers update, which no other proposer supports.
-
-    `servers` comes first, if all workers have links to their servers. Schedules in many chunks may use up the
-    time. If the number of chunks is given, the lower bound is therefore computed first.
-    """
-    asked, since = search.asked or search.problem, time.monotonic()
-    limit = search.deadline.sooner(search.parameters.portfolio.first_share * search.deadline.left_s)
-    is_open = asked.chunks_open or search.is_open
-    bound = None if is_open else bound_within(asked, limit, search.parameters.budget)
-    bounded = time.monotonic()
-    made: list[Schedule] = []
-    with suppress(CollectiveError):
-        made.append(servers(asked, cut=asked.chunks_open))
-    with suppress(CollectiveError):
-        if not (made and limit.has_passed):
-            left_s = _BEST_SHARE * search.deadline.left_s
-            best_s = None if left_s == math.inf else max(_LEAST_BEST_S, left_s)
-            made.append(best(asked, cut=asked.chunks_open, time_limit_s=best_s))
-    if not made:
-        said = f"found no way to update sums on {asked.topology.name}; link all workers and servers"
-        raise CollectiveError(said, where=asked.collective.name)
-    found = min(made, key=lambda schedule: schedule.finish)
-    if not may_merge(asked):
-        found = found.under(replace(found.problem, clauses=asked.clauses))
-    said = "servers that update sums: the fastest baseline"
-    other = _offer_aggregated(search, found, said)
-    if bound is not None and bound.kind != "none":
-        other.prove(bound, since)
-        since = bounded
-    search.record("servers", "taccl", "done", since, finish_us=found.finish_us)
-
-
-def _offer_aggregated(search: Search, found: Schedule, choice: str) -> Search:
-    """Add to ``search.others`` a search that holds a schedule in which servers or switches make the sums."""
-    other = search.beside(found.problem, choice=choice)
-    other.is_aggregated = True
-    other.offer_whole(found, producer=found.producer)
-    search.others.append(other)
-    return other
-
-
-def _updates(problem: Problem) -> bool:
-    return problem.collective.update_us_per_mb is not None
 
 
 def _by_switches(search: Search) -> None:
@@ -137,7 +82,9 @@ def _by_switches(search: Search) -> None:
         search.record("in-network", "taccl", "no-solution", since)
         return
     said = f"switches that add, {found.producer}: {format_us(found.finish)}"
-    _offer_aggregated(search, found, said)
+    other = search.beside(found.problem, choice=said, is_aggregated=True)
+    other.offer_whole(found, producer=found.producer)
+    search.others.append(other)
     search.record("in-network", "taccl", "done", since, finish_us=found.finish_us, message=found.producer)
 
 
@@ -339,37 +286,35 @@ def _offer_registered(search: Search) -> None:
     run(search, [Turn(each, share=share) for each in registered()])
 
 
-def _sums_up(problem: Problem) -> bool:
-    return problem.collective.sums_up
-
-
-def _sums_up_on_torus(problem: Problem) -> bool:
+def _sums_on_torus(problem: Problem) -> bool:
     """True for sums on a torus: hubs are estimated in milliseconds there, unlike mixes of trees on a mesh."""
-    dims = grid_of(problem.topology) if _sums_up(problem) else None
+    dims = grid_of(problem.topology) if sums_anywhere(problem) else None
     return dims is not None and all(each.kind == "ring" for each in dims)
 
 
-def _sums_up_on_mesh(problem: Problem) -> bool:
+def _sums_on_mesh(problem: Problem) -> bool:
     """True for sums on a grid that is no torus."""
-    return _sums_up(problem) and grid_of(problem.topology) is not None and not _sums_up_on_torus(problem)
+    is_on_grid = sums_anywhere(problem) and grid_of(problem.topology) is not None
+    return is_on_grid and not _sums_on_torus(problem)
 
 
-#: Proposers for sums that servers or switches make; no other proposer supports such sums.
-AGGREGATING: tuple[Turn, ...] = (
-    Turn(OwnProposer("servers", _by_servers, _updates), lambda search: not _may_use_switches(search)),
-    Turn(OwnProposer("switches that add", _by_switches), _may_use_switches),
-)
+def _has_no_updates(problem: Problem) -> bool:
+    return not problem.collective.updates
+
+
+#: Proposers for sums that switches make; no other proposer supports such sums.
+AGGREGATING = (Turn(OwnProposer("switches that add", _by_switches, _has_no_updates), _may_use_switches),)
 #: Proposers that run before the number of chunks is chosen, so that a schedule exists early.
 FIRST: tuple[Turn, ...] = (
     Turn(
         OwnProposer("groups over dimensions", offer_balanced_groups, _has_groups),
         lambda search: _is_free(search) and _competes_before(search),
     ),
-    Turn(OwnProposer("recursive multiplying by estimate", offer_estimated), _may_be_finer),
+    Turn(OwnProposer("recursive multiplying by estimate", offer_estimated, _has_no_updates), _may_be_finer),
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
-    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_on_torus), _may_be_finer),
+    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_on_torus), _may_be_finer),
     Turn(OwnProposer("bucket in finer chunks", offer_passes, prefers_passes), _may_be_finer),
-    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up_on_mesh), _may_be_finer),
+    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_on_mesh), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
     Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )
@@ -387,7 +332,7 @@ LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_
 #: Proposers in other chunks than the search's, even if its schedule is optimal for these.
 LAST_OF_OTHERS: tuple[Turn, ...] = (
     Turn(OwnProposer("nearby chunks", offer_nearby), _may_merge, improves=True),
-    Turn(OwnProposer("exchange in finer chunks", _exchange_finer, _sums_up), _may_merge, improves=True),
+    Turn(OwnProposer("exchange in finer chunks", _exchange_finer, sums_anywhere), _may_merge, improves=True),
     Turn(OwnProposer("merged messages", offer_merged, gathers_or_scatters), _may_merge, improves=True),
     LAST_BOUND,
 )
@@ -428,7 +373,7 @@ PROPOSERS: tuple[Turn, ...] = (
         improves=True,
     ),
     Turn(
-        OwnProposer("exchange", offer_exchanged, _sums_up),
+        OwnProposer("exchange", offer_exchanged, sums_anywhere),
         lambda search: search.backend == "auto",
         reserve_s=lambda search: exchange_s(search.problem, search.deadline.left_s),
         runs_late=True,

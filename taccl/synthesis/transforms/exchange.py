@@ -45,13 +45,19 @@ def offer_exchanged(search: Search) -> None:
         search.record("exchange", "taccl", "done", since, finish_us=finish)
 
 
+def sums_anywhere(problem: Problem) -> bool:
+    """True for sums that any rank may complete, as no server updates them."""
+    return problem.collective.sums_up and not problem.collective.updates
+
+
 def exchanged(schedule: Schedule) -> Schedule | None:
     """Exchange partial sums between roots and last contributors; None if that lets no send start earlier.
 
-    None also if transfers name their contributions, since such transfers need not follow trees. Raises
+    None also if servers update sums, which only they can complete, or if transfers name their contributions,
+    since such transfers need not follow trees. Raises
     `InputError` or `ValueError` if merged sends would wait for each other.
     """
-    if not schedule.problem.collective.sums_up or schedule.carries is not None:
+    if not sums_anywhere(schedule.problem) or schedule.carries is not None:
         return None
     trees = iter(read_trees(schedule))
     pairs = (_last_pair(schedule, *both) for both in zip(trees, trees, strict=True))

@@ -244,8 +244,9 @@ def _reversed(schedule: Schedule, problem: Problem, spill_dir: str | os.PathLike
 def _one_after_another(
     reduction: Schedule, spreading: Schedule, spill_dir: str | os.PathLike[str] | None
 ) -> Schedule:
-    """The reduction, followed by the broadcast once all sums are complete."""
-    before, then, after = reduction.kept, spreading.kept, reduction.finish_ticks
+    """The reduction, followed by the broadcast once all sums are complete, and updated by servers if any."""
+    before, then = reduction.kept, spreading.kept
+    after = reduction.finish_ticks + int(reduction.problem.update_ticks.max(initial=0))
     last = after + int(then.start[-1:].max(initial=0))
     columns = []
     for first, second, dtype, later in (

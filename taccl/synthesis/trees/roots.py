@@ -40,7 +40,7 @@ _EQUAL = 1e-6
 def has_free_roots(problem: Problem) -> bool:
     """True if each sum may be completed at any rank: contributions of all ranks, wanted by all ranks."""
     collective, num_ranks = problem.collective, problem.topology.num_ranks
-    if not collective.sums_up or collective.update_us_per_mb is not None:
+    if not collective.sums_up or collective.updates:
         return False
     return all(len(each.origins) == len(each.destinations) == num_ranks for each in collective.chunks)
 

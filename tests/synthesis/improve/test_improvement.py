@@ -36,6 +36,7 @@ from tests.synthesis.small_problems import (
     ring,
     star,
     two_nodes,
+    with_updates,
 )
 
 
@@ -97,13 +98,24 @@ def test_clauses_of_all_kinds():
 
 @pytest.mark.fuzz
 def test_sums_of_any_shape():
-    """Random sums and clauses: the schedule after a few iterations verifies."""
+    """Random sums, with updates by servers or without: the schedule after a few iterations verifies."""
     for seed in cases("sums, ruined and recreated", few=2, many=800, first=300):
         problem = random_problem(seed, combining=True)
+        problem = with_updates(problem, seed // 2 % 3) if seed % 2 else problem
         if suits_improvement(problem):
             better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=10)
             verify(better).raise_if_failed()
             verify(from_nothing(problem, turns=10, seed=seed)).raise_if_failed()
+
+
+def test_updates_by_servers_take_their_time():
+    """The search counts the update of each sum, also of one to which only its server contributes."""
+    for origins in ([0], [0, 1, 2]):
+        problem = with_updates(problem_of(ring(3), custom(3, [(origins, [0, 1, 2])], combining=True)), 7)
+        search = Improvement(problem, bare_trees(problem))
+        finish, found = search.run(turns=20), search.schedule()
+        verify(found).raise_if_failed()
+        assert finish == found.finish_ticks >= problem.update_ticks[0]
 
 
 def test_a_sum_that_is_passed_on_like_a_contribution():
