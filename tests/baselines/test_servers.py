@@ -264,7 +264,8 @@ def test_a_sum_returns_only_after_its_update():
     collective = exchange([0], [2], num_ranks=3, chunks_per_server=1, update_us_per_mb=3000)
     result = brief_synthesis(make_problem(line, collective, size_bytes=1000))
     assert verify(result.schedule).ok
-    assert result.schedule.finish == 4 * (1 + 1) + 3
+    assert result.schedule.finish == result.bound.bound == 4 * (1 + 1) + 3
+    assert result.bound.check()
 
 
 @pytest.mark.slow

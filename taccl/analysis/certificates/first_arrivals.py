@@ -76,6 +76,8 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
     alike: dict[tuple[object, int, int], list[int]] = defaultdict(list)
     for place, c in enumerate(order):
         begins: object = tuple(distances.origins(c).items()) if collective.derivations else starts[c]
+        if collective.updates:
+            begins = begins, collective.chunks[c].root
         alike[begins, all_links[c], all_units[c]].append(place)
     in_order = np.array(order, dtype=np.int64)
     longest = (0, 1, 0, 0)  # (ticks, minus the chunk's place in the order, chunk, destination)
@@ -89,7 +91,12 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
         chunks = in_order[places]
         data = collective.chunks[chunks[0]]
         if demand.sums_for_all:
-            arrival = distances.times(links, units)[list(data.origins)].max(axis=0)
+            times = distances.times(links, units)
+            arrival = times[list(data.origins)].max(axis=0)
+            if collective.updates:
+                updates = 0 if divisible else int(demand.problem.update_ticks[chunks[0]])
+                others = np.arange(len(arrival)) != data.root
+                arrival = arrival[data.root] + others * (updates + times[data.root])
         elif is_short and not needs_all:
             arrival = distances.nearest(links, units, data.origins)
         else:
@@ -131,7 +138,10 @@ def _few_chunks(demand: NeededSends) -> list[int]:
 
 
 def _arrival(facts: Facts, path: Path) -> int:
-    """Min ticks for a chunk, or for the farthest contribution to a sum, to reach the path's destination."""
+    """Min ticks for a chunk, or for the farthest contribution to a sum, to reach the path's destination.
+
+    If a server updates the sum, the path goes by that server, which takes its time.
+    """
     data = facts.collective.chunks[path.chunk]
     if path.destination not in data.destinations:
         return 0
@@ -140,8 +150,13 @@ def _arrival(facts: Facts, path: Path) -> int:
     if not facts.sums:
         starts = facts.origins(path.chunk, 0 if facts.divisible else None)
         return facts.times(links, units, starts).get(path.destination, 0)
-    found = facts.times(links, units, {path.destination: 0}, backwards=True)
-    return max(found.get(rank, 0) for rank in data.origins)
+    by = data.root if facts.collective.updates and data.root is not None else path.destination
+    found = facts.times(links, units, {by: 0}, backwards=True)
+    ticks = max(found.get(rank, 0) for rank in data.origins)
+    if by == path.destination:
+        return ticks
+    updates = 0 if facts.divisible else int(facts.problem.update_ticks[path.chunk])
+    return ticks + updates + facts.times(links, units, {by: 0}).get(path.destination, 0)
 
 
 #: Max ranks, and max nodes, for which dissemination is computed; those that lack the most data come first.
