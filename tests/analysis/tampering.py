@@ -20,6 +20,7 @@ from taccl.analysis.certificates.hub_time import HubTime
 from taccl.analysis.certificates.link_time import LinkTime, PlacePrices, TimePrices
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
+from taccl.analysis.certificates.rail_exchange import RailExchange
 from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.analysis.certificates.sum_flow import SumFlow
 from taccl.analysis.certificates.throughput import NodeData
@@ -260,7 +261,7 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             return replace(witness, resources=some)
         how = rng.choice(("horizon", "price"))
         return replace(witness, **{how: Fraction(rng.randrange(30), 10) * getattr(witness, how)})
-    if isinstance(witness, NodeSums):
+    if isinstance(witness, NodeSums | RailExchange):
         some = tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))
         return replace(witness, resources=some)
     if isinstance(witness, NodeData):

@@ -32,6 +32,7 @@ from taccl.analysis.certificates.level_sets import level_cut, node_cut
 from taccl.analysis.certificates.link_time import link_time_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
+from taccl.analysis.certificates.rail_exchange import rail_exchange_bounds
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.sum_flow import sum_flow_bounds
 from taccl.analysis.certificates.switch_counting import switch_counting
@@ -92,6 +93,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     flow_time_bounds,
     byte_counting_bounds,
     node_sum_bounds,
+    rail_exchange_bounds,
     sum_flow_bounds,
     link_time_bounds,
     hub_time_bounds,

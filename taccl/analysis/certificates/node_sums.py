@@ -108,11 +108,11 @@ def _least_ticks(
         ends = [min(end, tail) for end in late for _ in early]
         for some in (ends, ends[::-1]):
             spans = Counter(a + b for a, b in zip(starts, some, strict=True))
-            best = max(best, _filled(passing, spans, len(starts) * need))
+            best = max(best, least_filled(passing, spans, len(starts) * need))
     return best if best > head + tail + 2 * longest else Fraction(0)
 
 
-def _filled(passing: Counter[Lane], spans: Counter[int], need: int) -> Fraction:
+def least_filled(passing: Counter[Lane], spans: Counter[int], need: int) -> Fraction:
     """Least ticks T in which resources pass `need` units; for each span s, they pass units for T - s ticks.
 
     - `passing`: {lane: number of resources with its costs}.
