@@ -6,45 +6,40 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl._internal.arrays import lexsort
 from taccl._internal.deadline import NEVER
 from taccl.baselines.forms import complete_so_far, fastest, timed
-from taccl.baselines.moves import Moves, routed
-from taccl.baselines.multiplying_batches import in_batches, places_of
+from taccl.baselines.multiplying_batches import in_batches
 from taccl.baselines.multiplying_mixes import (
+    best_mix,
     first_mix,
     greedy_mix,
     mixed_transfers,
     soonest_mix,
     to_mix,
 )
-from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans, is_simple
+from taccl.baselines.multiplying_plans import BEHIND, StepPlan, all_plans, is_simple
+from taccl.baselines.multiplying_sends import sends_of
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
-from taccl.baselines.recursive import after_exchange, exchange, swaps
 from taccl.baselines.spread import (
     cut_while_it_pays,
     finest,
-    held_at_start,
     keep_soonest,
     merging,
     require_no_derivations,
-    run,
     sums_everywhere,
     without_sketch,
 )
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl._internal.deadline import Deadline
-    from taccl.baselines.moves import Flags, Ints, Row, Sends
+    from taccl.baselines.moves import Sends
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -54,6 +49,8 @@ if TYPE_CHECKING:
 #: `_MOST_LISTED`: max transfers of a mixed plan for list scheduling, which rarely shortens larger ones.
 #: `_LATE`: max ratio of a plan's estimated finish to the best finish so far, for it to become a schedule.
 _MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _MOST_LISTED, _LATE = 3, 3, 24_000, 12_000, 1.2
+#: Max ratio of the finish of a mixed plan to its estimate for the estimate to count as right.
+_AS_ESTIMATED = 1.005
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
 #: Finer chunks are not tried for single plans if a mixed plan takes less than this share of their time.
@@ -136,18 +133,31 @@ def mixed_schedule(
     if not sums_everywhere(problem):
         return None
     fit = [each for each in to_mix(problem) if mixed_transfers(each) <= most_transfers]
-    if (found := soonest_mix(fit, until, patient=patient)) is None:
+    first = first_mix(problem)
+    equal = None if first is None else first[1]
+    if equal is None or (found := soonest_mix(fit, until, first=equal, patient=patient)) is None:
         return None
     times, plan = found
-    made, below = None, below_us * times.problem.costs.ticks_per_us
-    # If an estimate is too low, a mix that is found without annealing may end sooner.
-    for each in dict.fromkeys((plan,) if times.are_exact else (plan, greedy_mix(times))):
-        sends = _sends(times, each, 1)
-        lists = len(sends.chunk) <= _MOST_LISTED
-        if lists or times.ticks(each) < below:
-            made = _sooner(times, each, sends, made, lists=lists) or made
-            below = min(below, math.inf if made is None else made.finish_ticks)
-    return made
+    below = below_us * times.problem.costs.ticks_per_us
+    made = _built_mix(times, plan, below)
+    if made is None or until.has_passed or made.finish_ticks <= _AS_ESTIMATED * times.ticks(plan):
+        return made
+    # The estimate is too low, so a mix that is found from another start may end sooner.
+    other = best_mix(times, first=equal, like=greedy_mix(times, equal), until=until)
+    assert other is not None, "there are mixed plans"
+    return _built_mix(times, other, min(below, made.finish_ticks), made) or made
+
+
+def _built_mix(
+    times: StepTimes, plan: StepPlan, below: float, best: Schedule | None = None
+) -> Schedule | None:
+    """Schedule of a mixed plan; None if it is not earlier than `best`, or its estimate is not below `below`.
+
+    Small plans are built whatever their estimate is, as list scheduling may shorten them.
+    """
+    sends = sends_of(times, plan, 1)
+    lists = len(sends.chunk) <= _MOST_LISTED
+    return _sooner(times, plan, sends, best, lists=lists) if lists or times.ticks(plan) < below else None
 
 
 def estimated_us(problem: Problem) -> float:
@@ -200,20 +210,25 @@ class Estimated:
         raise _too_many_sends(problem)
 
     @classmethod
-    def mixed(cls, problem: Problem) -> Estimated | None:
+    def mixed(cls, problem: Problem, *, inserts: bool = True) -> Estimated | None:
         """Mixed plan that is found without annealing; None if there are no mixed plans.
 
         `mixed_schedule` improves on it by simulated annealing.
+
+        - `inserts`: True to insert small parts with other plans into equal parts of one plan.
         """
         found = first_mix(problem) if sums_everywhere(problem) else None
-        return None if found is None else cls(*found)
+        if found is None or not inserts:
+            return None if found is None else cls(*found)
+        times, plan = found[1], greedy_mix(found[1])
+        return cls(times.ticks(plan) / times.problem.costs.ticks_per_us, times, plan)
 
     def schedule(self, *, lists: bool = True) -> Schedule:
         """Schedule of the plan.
 
         - `lists`: True to try list scheduling, too, which doubles the time.
         """
-        found = _sooner(self.times, self.plan, _sends(self.times, self.plan, 1), None, lists=lists)
+        found = _sooner(self.times, self.plan, sends_of(self.times, self.plan, 1), None, lists=lists)
         assert found is not None, "there is no sooner one"
         return _plain_trees(found, self.times, self.plan)
 
@@ -271,7 +286,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
         for pieces in _PIECES[: problem.collective.num_chunks if times.sums else 1]:
             if best is not None and made + best.num_transfers > MOST_TRANSFERS:
                 break
-            sends = _sends(times, plan, pieces)
+            sends = sends_of(times, plan, pieces)
             made += len(sends.chunk)
             order = np.stack(sends[:3]).tobytes()
             if order in known:
@@ -288,7 +303,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
         and 2 * len(best_plan.parts) * best_plan.block <= problem.collective.num_chunks
     ):
         best_plan = best_plan._replace(parts=best_plan.parts * 2)
-        found = _sooner(times, best_plan, _sends(times, best_plan, 1), best)
+        found = _sooner(times, best_plan, sends_of(times, best_plan, 1), best)
         if found is None:
             break
         best = found
@@ -330,150 +345,3 @@ def _sooner(
             best = found = each
             complete_so_far(times.problem).append(each)
     return found
-
-
-def _sends(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
-    """Sends of all steps of a plan; messages of sums are cut into pieces, and all first pieces go first."""
-    digits = plan.parts[0].scattered[::-1]
-    if plan.how == BY_NODE:
-        return run(times.problem, partial(_node_by_node, times=times, plan=plan))
-    if times.sums and times.grid.straight not in digits:
-        return _summed(times, plan, pieces)
-    turns = [times.grid.turns(digit) for digit in digits]
-    bound = partial(_is_bound, times, digits) if times.to_one and not times.sums else None
-    return exchange(times.problem, [turns], bound=bound)
-
-
-def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
-    """Sends of sums that name their contributions: in a step, each rank adds up the sums of its group."""
-    grid, num_parts, part_of = times.grid, len(plan.parts), times.part_of_chunks(plan)
-    summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(grid.place))]] * num_parts
-    done: list[tuple[Digit, ...]] = [()] * num_parts
-    sums: dict[tuple[int, ...], int] = {}
-    moves: list[Row] = []
-    carries = [np.zeros(0, np.int64)]
-    alone = summed  # the sums before the last step inside nodes, of which own chunks come later
-    for step, (verb, digit, parts) in enumerate(times.timeline(plan)[1]):
-        for part in parts if verb == "scatter" and digit.own <= 0 else ():
-            done[part] = (*done[part], digit)
-        if digit.pieces > 1 or digit.own:  # such a part takes its steps alone
-            holder, chunk, piece_of = _in_pieces(times, plan, parts[0], verb, digit)
-        else:
-            holder, chunk = _holders(times, plan, {part: done[part] for part in parts})
-            piece_of = (np.arange(len(holder)) - np.searchsorted(holder, holder)) % pieces
-        named = alone if digit.own > 0 and verb == "scatter" else summed
-        number = np.array([[sums.setdefault(each, len(sums)) for each in some] for some in named])
-        for piece in range(max(pieces, digit.pieces)):
-            at, some = holder[piece_of == piece], chunk[piece_of == piece]
-            for turn in grid.turns(digit):
-                # When sums are scattered, a rank sends the chunks that its partner keeps.
-                src = np.argsort(turn)[at] if verb == "scatter" else at
-                order = lexsort((src,))
-                src, sent = src[order], some[order]
-                moves.append((step, sent, src, np.array(turn)[src], True))
-                carries.append(number[part_of[sent], src])
-        for part in parts if digit.own <= 0 else ():
-            if verb == "gather":
-                done[part] = done[part][:-1]
-            else:
-                alone = [*alone[:part], summed[part], *alone[part + 1 :]] if digit.own else alone
-                summed[part] = after_exchange(summed[part], grid.turns(digit))
-    return routed(times.problem, Moves.of(moves), sums=list(sums), carries=np.concatenate(carries))
-
-
-def _holders(times: StepTimes, plan: StepPlan, done: dict[int, tuple[Digit, ...]]) -> tuple[Ints, Ints]:
-    """Columns (rank, chunk) of all pairs in which the rank makes the chunk's sum, in ascending order of rank.
-
-    - `done`: {part of the chunks: digits along which they are scattered}; other parts are left out.
-    """
-    rows = []
-    for part, digits in done.items():
-        chunks, number = times.dealt(part, plan), times.grid.numbers(digits)
-        value = np.arange(len(chunks)) % math.prod(digit.base for digit in digits)
-        if times.to_one:
-            value = number[_targets(times.problem)[chunks]]
-        holder, place = np.nonzero(number[:, None] == value)
-        rows.append((holder, chunks[place]))
-    holder, chunk = (np.concatenate(each) for each in zip(*rows, strict=True))
-    order = lexsort((holder,))
-    return holder[order], chunk[order]
-
-
-def _in_pieces(
-    times: StepTimes, plan: StepPlan, part: int, verb: str, digit: Digit
-) -> tuple[Ints, Ints, Ints]:
-    """Columns (rank, chunk, piece of its message) of what a step moves, for a digit with pieces or `own`.
-
-    Ranks and chunks are as in `_holders`. Pieces follow the turns of the part's step between nodes.
-    """
-    scattered = plan.parts[part].scattered
-    across = 1 + next(k for k, each in enumerate(scattered) if each.pieces > 1 or each.own)
-    holder, chunk = _holders(times, plan, {part: scattered[:across]})
-    base = scattered[across].base
-    there = (chunk - times.dealt(part, plan)[0]) // math.prod(each.base for each in scattered[:across]) % base
-    here = times.grid.numbers(scattered[across : across + 1])[holder]
-    turn = (there - here if verb == "scatter" else here - there) % base
-    if digit.own:
-        kept = (turn == 0) == (digit.own > 0)
-        holder, chunk, turn = holder[kept], chunk[kept], turn[kept]
-    first = int(
-        digit.own < 0 or (verb == "scatter" and not digit.own)
-    )  # the rank itself is last if scattered
-    found: Ints = (turn - first) % base * digit.pieces // (base - (digit.own < 0))
-    return holder, chunk, found
-
-
-def _targets(problem: Problem) -> Ints:
-    """First destination of each chunk, (num_chunks,)."""
-    ends = problem.collective.destination_sets
-    return np.array([ranks[0] for ranks in ends.sets])[ends.of_chunk]
-
-
-def _is_bound(
-    times: StepTimes, digits: Sequence[Digit], step: int, chunk: Ints, rank: Ints, keeps: bool
-) -> Flags:
-    """True if a chunk's destination agrees with the rank in the digits of all steps so far, (num_chunks,).
-
-    If the first step sends directly to all ranks of other nodes, a rank receives only chunks of which it is
-    the destination. After that step it still holds its own chunks whose destinations are in its node.
-
-    - `rank`: Receiver of each chunk, or its holder if `keeps`.
-    - `keeps`: True to select the chunks that their holders keep after the step, rather than those to send.
-    """
-    done, (num_nodes, size) = digits[: step + 1], times.grid.ranks.shape
-    if not done[0].weight:
-        done = (Digit(True, num_nodes, 1), *done[1:])
-        if not (step or keeps):
-            done = (*done, Digit(False, size, 1))
-    number = times.grid.numbers(done)
-    same: Flags = number[_targets(times.problem)[chunk]] == number[rank]
-    return same
-
-
-def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Sends:
-    """Sends in which chunks from other nodes are gathered in the receiving node, but not sent on from it.
-
-    The gather of one node's chunks overlaps with the crossing of the next node's.
-    """
-    holder, chunk, place = held_at_start(problem)
-    num_each = -(-len(chunk) // len(times.grid.place))
-    place = place * num_each // np.bincount(holder)[holder]  # ranks may hold different numbers of chunks
-    moves: list[Row] = []
-    every = [*enumerate(times.timeline(plan)[1])]
-    for number, (part, places) in enumerate(zip(plan.parts, places_of(plan, num_each), strict=True)):
-        steps = [(step, each) for step, each in every if number in each.parts]
-        goes = np.isin(place, places.get(0, ()))
-        held = [(holder[goes], chunk[goes])]
-        for digit in part.summed:
-            step, _ = steps.pop(0)
-            for turn, partners in zip(digit.turns, times.grid.turns(digit), strict=True):
-                goes = np.isin(place, places[turn])
-                there = np.array(partners)[holder[goes]]
-                moves.append((step, chunk[goes], holder[goes], there, False))
-                held.append((there, chunk[goes]))
-        ranks, chunks = (np.concatenate(each) for each in zip(*held, strict=True))
-        order = lexsort((ranks,))
-        turns = [times.grid.turns(each.digit) for _, each in steps]
-        for index, sent, src, dst, adds in swaps(ranks[order], chunks[order], turns):
-            moves.append((steps[index][0], sent, src, dst, adds))
-    return routed(problem, Moves.of(moves))

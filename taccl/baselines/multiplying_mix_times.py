@@ -54,6 +54,11 @@ class TimedPart:
     heads: list[float]
     tails: list[float]
 
+    @property
+    def undelayed(self) -> float:
+        """Ticks of the part if other parts do not delay it."""
+        return self.steps[0][2] if self.steps else 0.0
+
     @classmethod
     def of(
         cls,
@@ -91,12 +96,14 @@ class MixTimes:
 
     - `parts`: Plans that parts may have.
     - `spreads`: True if chunks are only gathered, without sums.
+    - `num_chunks`: Number of chunks of the problem.
     - `resources`: Indices of these resources. A resource is left out if another one is held at least as long
       in every step; of several resources with equal loads, one is listed.
     """
 
     def __init__(self, times: StepTimes, parts: Sequence[PlanPart], *, spreads: bool = False) -> None:
         self._times, self.parts, self._spreads = times, parts, spreads
+        self.num_chunks = times.problem.collective.num_chunks
         digits = dict.fromkeys(
             (digit.undivided, verb != "scatter")
             for part in parts

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER
@@ -45,16 +45,22 @@ _MOST_PARTS, _EQUAL_PARTS, _LEAST_EACH = 20, (1, 2, 4, 8), 4
 _NEAR = 1.1
 #: Runs of simulated annealing: (number of moves, initial temperature as a share of the estimated finish).
 #: 1,000 moves need 2 to 4 ms of CPU.
-#: `_RUNS`: the first run starts from a greedy mix (`_greedy`); a later run starts from the best mix so far.
+#: `_RUNS`: the first run starts from equal parts; a later run starts from the best mix so far.
 #: `_MORE_RUNS`: runs of a search that has time left; they gain up to 2 %.
 #: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
+#: `_GREEDY_SHARE`: a greedy mix competes after the first run unless this run ends at less than this share of
+#: its start, as greedy mixes usually gain at most 2 %.
 _RUNS = (20_000, 0.005), (60_000, 0.02), (60_000, 0.002)
 _MORE_RUNS = ((150_000, 0.01), (150_000, 0.005)) * 2
-_MILD_RUNS = ((100_000, 0.002),)
+_MILD_RUNS, _GREEDY_SHARE = ((100_000, 0.002),), 0.98
 
 
 def soonest_mix(
-    problems: Iterable[Problem], until: Deadline = NEVER, *, patient: bool = False
+    problems: Iterable[Problem],
+    until: Deadline = NEVER,
+    *,
+    first: StepTimes | None = None,
+    patient: bool = False,
 ) -> tuple[StepTimes, StepPlan] | None:
     """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks (`to_mix`).
 
@@ -63,7 +69,7 @@ def soonest_mix(
 
     - `problems`: The problem in fewer and fewer chunks.
     - `until`: Deadline after which the best plan so far is returned.
-    - `patient`: As for `best_mix`.
+    - `first`, `patient`: As for `best_mix`.
     """
     best: tuple[StepTimes, StepPlan] | None = None
     best_us, left_s = math.inf, until.left_s
@@ -72,7 +78,9 @@ def soonest_mix(
         if best is not None and (until.has_passed or until.left_s < left_s / 2):
             break
         times = times_of(problem)
-        plan = best_mix(times, like=None if best is None else best[1], until=until, patient=patient)
+        like = None if best is None else best[1]
+        is_mild = like is not None
+        plan = best_mix(times, first=first, like=like, until=until, patient=patient, is_mild=is_mild)
         if plan is None:
             return None
         us = times.ticks(plan) / problem.costs.ticks_per_us
@@ -128,20 +136,33 @@ def _mixes_of(times: StepTimes) -> MixTimes:
     return MixTimes(times, [part for part in parts if divisible or not part.is_divided])
 
 
-@cached
-def _equal_mixes(times: StepTimes) -> list[tuple[float, Mix]]:
-    """Mixes that divide the chunks equally among copies of one plan, as (estimated ticks, mix).
+class _EqualMixes(NamedTuple):
+    """Mixes that divide the chunks equally among copies of one plan.
 
-    The soonest mix is the last one. The one before it, if any, is the soonest that divides no messages.
+    - `mixes`: The soonest mix is the last one, as (estimated ticks, mix). The one before it, if any, is the
+      soonest that divides no messages. Empty if there are too many resources or too many sends.
+    - `near`: Plans without divided messages whose mixes are almost as soon (`_NEAR`).
     """
+
+    mixes: list[tuple[float, Mix]]
+    near: frozenset[PlanPart]
+
+
+@cached
+def _equal_mixes(times: StepTimes, first: StepTimes | None = None) -> _EqualMixes:
+    """Soonest mixes of equal parts; with `first`, only of plans that are near the soonest in its chunks."""
     mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
     if len(mixes.resources) > MOST_RESOURCES:
-        return []
+        return _EqualMixes([], frozenset())
+    parts = mixes.parts
+    if first is not None and first is not times:
+        near = _equal_mixes(first).near
+        parts = [part for part in parts if part.undivided in near]
     best: tuple[float, Mix] = math.inf, []
     found: list[tuple[float, Mix]] = []
     whole: dict[PlanPart, float] = {}
     # Plans that divide no messages are tried first, and then the divided forms of the best ones.
-    for part in sorted(mixes.parts, key=lambda part: part.is_divided):
+    for part in sorted(parts, key=lambda part: part.is_divided):
         if part.is_divided and whole[part.undivided] > _NEAR * best[0]:
             continue
         most = best[0] if part.is_divided else _NEAR * best[0]
@@ -155,39 +176,51 @@ def _equal_mixes(times: StepTimes) -> list[tuple[float, Mix]]:
             if ticks < best[0]:
                 best = ticks, mix
                 found = [*found[: int(part.is_divided)], best]
-    return found
+    near = frozenset(part for part, ticks in whole.items() if ticks <= _NEAR * best[0] < math.inf)
+    return _EqualMixes(found, frozenset(part.undivided for part in near))
 
 
 @cached
-def _greedy(times: StepTimes) -> tuple[float, Mix, list[PlanPart]]:
-    """Equal parts of one plan, improved by small parts with other plans: (estimated ticks, mix, other plans).
+def _insertable(times: StepTimes, first: StepTimes) -> list[PlanPart]:
+    """Plans that may be part of a sooner mix than equal parts: a part of an average size ends sooner.
 
-    The list has the plans that may be part of a sooner mix; a part of an average size ends sooner.
+    If estimates are not exact, all plans take the steps between nodes that the equal parts take. Other steps
+    use the same links at other times of a step, so that estimates of such mixes are up to 6 % too low.
     """
-    mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
-    equal = _equal_mixes(times)
-    if not equal:
-        return math.inf, [], []
+    mixes, (most, equal) = _mixes_of(times), _equal_mixes(times, first).mixes[-1]
+    parts, least = mixes.parts, max(1, mixes.num_chunks // _MOST_PARTS)
+    if not times.are_exact:
+        known = equal[0].part.crossings
+        parts = [part for part in parts if part.crossings <= known]
+    return [part for part in parts if mixes.timed(part, least).undelayed < most]
+
+
+def greedy_mix(times: StepTimes, first: StepTimes | None = None) -> StepPlan:
+    """Mixed plan found without annealing: equal parts of one plan, and small parts with other plans.
+
+    - `first`: As for `best_mix`.
+    """
+    return _plan_of(_greedy(times, first or times)[1])
+
+
+@cached
+def _greedy(times: StepTimes, first: StepTimes) -> tuple[float, Mix]:
+    """Mix that `greedy_mix` returns, as (estimated ticks, mix)."""
+    mixes, plans = _mixes_of(times), _insertable(times, first)
+    equal = _equal_mixes(times, first).mixes
     ticks, mix = equal[-1]
-    least = max(1, num_chunks // _MOST_PARTS)
-    plans = [part for part in mixes.parts if mixes.finish([mixes.timed(part, least)]) < ticks]
-    if plans:
-        # Undivided parts may leave more room for other plans, even if divided ones finish earlier alone.
-        for _, start in equal:
-            used = {each.part.undivided for each in start}
-            some = [part for part in plans if not part.is_divided or part.undivided in used]
-            found = with_insertions(mixes, start, some, most_parts=_MOST_PARTS)
-            ticks, mix = min((ticks, mix), found, key=operator.itemgetter(0))
-    return ticks, mix, plans
+    # Undivided parts may leave more room for other plans, even if divided ones finish earlier alone.
+    for _, start in equal if plans else ():
+        used = {each.part.undivided for each in start}
+        some = [part for part in plans if not part.is_divided or part.undivided in used]
+        found = with_insertions(mixes, start, some, most_parts=_MOST_PARTS)
+        ticks, mix = min((ticks, mix), found, key=operator.itemgetter(0))
+    return ticks, mix
 
 
-def greedy_mix(times: StepTimes) -> StepPlan:
-    """Mixed plan found without annealing: equal parts of one plan, and small parts with other plans."""
-    return _plan_of(_greedy(times)[1])
-
-
+@cached
 def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
-    """Mixed plan found without annealing, in the coarsest chunks of `to_mix` in which equal parts are fast.
+    """Mixed plan of equal parts of one plan, in the coarsest chunks of `to_mix` in which such plans are fast.
 
     Returns (estimated finish in us, times, plan); None if there is no mixed plan. Each rank has at least
     `_LEAST_EACH` chunks, if possible. Finer chunks are used while the best equal parts of coarser ones finish
@@ -195,45 +228,62 @@ def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
     """
     every, least = to_mix(problem), _LEAST_EACH * problem.topology.num_ranks
     every = [each for each in every[::-1] if each.collective.num_chunks >= least] or every[:1]
-    equal = _equal_mixes(times_of(every[0])) if every else []
+    equal = _equal_mixes(times_of(every[0])).mixes if every else []
     if not equal:
         return None
     plan, chosen = _plan_of(equal[-1][1]), every[0]
     best_us = equal[-1][0] / chosen.costs.ticks_per_us
     for each in every[1:]:
-        us = times_of(each).ticks(_scaled(plan, each.collective.num_chunks)) / each.costs.ticks_per_us
+        us = times_of(each).ticks(_in_chunks(plan, each.collective.num_chunks)) / each.costs.ticks_per_us
         if us > PAYS * best_us:
             break
         best_us, chosen = us, each
     times = times_of(chosen)
-    return _greedy(times)[0] / chosen.costs.ticks_per_us, times, greedy_mix(times)
+    ticks, mix = _equal_mixes(times).mixes[-1]
+    return ticks / chosen.costs.ticks_per_us, times, _plan_of(mix)
 
 
 def best_mix(
-    times: StepTimes, *, like: StepPlan | None = None, until: Deadline = NEVER, patient: bool = False
+    times: StepTimes,
+    *,
+    first: StepTimes | None = None,
+    like: StepPlan | None = None,
+    until: Deadline = NEVER,
+    patient: bool = False,
+    is_mild: bool = False,
 ) -> StepPlan | None:
     """Mixed plan of an allreduce with the least estimated finish that is found.
 
     None if more than `MOST_RESOURCES` resources can cause delays, or if every plan has a step with too many
     sends. Without time to compile the kernel of simulated annealing, the plan of `greedy_mix` is returned.
 
-    - `like`: Good mixed plan of the same problem in other chunks, from which the search starts.
+    - `first`: Times in the chunks in which equal parts are compared and plans chosen; default: `times`.
+    - `like`: Good mixed plan of the same problem, perhaps in other chunks, from which the search starts.
     - `until`: Deadline after which the search ends.
     - `patient`: True for further runs of annealing (`_MORE_RUNS`).
+    - `is_mild`: True for one run at a low temperature (`_MILD_RUNS`).
     """
     from taccl.baselines.multiplying_annealing import Annealing  # it loads kernels
 
-    mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
-    _, best, plans = _greedy(times)
-    if not best:
+    first = first or times
+    if not (equal := _equal_mixes(times, first).mixes):
         return None
+    mixes, is_late = _mixes_of(times), until.has_passed
+    before, best = equal[-1]
     if like is not None:
-        best = min(best, _mix_of(mixes, _scaled(like, num_chunks)), key=mixes.finish)
-    annealing = Annealing(times, mixes.resources, plans, most_parts=_MOST_PARTS, until=until)
-    more = _MORE_RUNS if patient else ()
-    for seed, (moves, warm) in enumerate((*_RUNS, *more) if like is None else _MILD_RUNS):
-        parts = annealing.improved([(each.part, each.size) for each in best], moves, warm, seed)
-        best = min(best, [mixes.timed(*each) for each in parts], key=mixes.finish)
+        best = min(best, _scaled(mixes, like), key=mixes.finish)
+    if is_late:
+        best = min(best, _greedy(times, first)[1], key=mixes.finish)
+    else:
+        plans = _insertable(times, first)
+        annealing = Annealing(times, mixes.resources, plans, most_parts=_MOST_PARTS, until=until)
+        runs = _MILD_RUNS if is_mild else (*_RUNS, *_MORE_RUNS) if patient else _RUNS
+        for seed, (moves, warm) in enumerate(runs):
+            parts = annealing.improved([(each.part, each.size) for each in best], moves, warm, seed)
+            best = min(best, [mixes.timed(*each) for each in parts], key=mixes.finish)
+            gains_more = seed or like is not None or mixes.finish(best) < _GREEDY_SHARE * before
+            if not (gains_more or until.has_passed):
+                best = min(best, _greedy(times, first)[1], key=mixes.finish)
     return _plan_of(best)
 
 
@@ -241,11 +291,13 @@ def _plan_of(mix: Mix) -> StepPlan:
     return StepPlan(tuple(each.part for each in mix), MIXED, tuple(each.size for each in mix))
 
 
-def _mix_of(mixes: MixTimes, plan: StepPlan) -> Mix:
-    return [mixes.timed(part, size) for part, size in zip(plan.parts, plan.sizes, strict=True)]
+def _scaled(mixes: MixTimes, plan: StepPlan) -> Mix:
+    """Mixed plan in the chunks of other times, with the shares of its parts kept if possible."""
+    scaled = _in_chunks(plan, mixes.num_chunks)
+    return [mixes.timed(part, size) for part, size in zip(scaled.parts, scaled.sizes, strict=True)]
 
 
-def _scaled(plan: StepPlan, num_chunks: int) -> StepPlan:
+def _in_chunks(plan: StepPlan, num_chunks: int) -> StepPlan:
     """Mixed plan converted to finer or coarser chunks, with the shares of its parts kept if possible."""
     ends = [end * num_chunks // sum(plan.sizes) for end in accumulate(plan.sizes, initial=0)]
     rows = [(part, b - a) for part, (a, b) in zip(plan.parts, pairwise(ends), strict=True) if b > a]

@@ -108,6 +108,12 @@ class PlanPart(NamedTuple):
         """The plan with one message for each partner in all steps."""
         return self._replace(scattered=tuple(digit.undivided for digit in self.scattered))
 
+    @property
+    def crossings(self) -> frozenset[Digit]:
+        """Digits of the steps between nodes."""
+        every = *self.scattered, *self.summed, *self.before, *self.after
+        return frozenset(digit for digit in every if digit.across)
+
     def steps(self, *, spreads: bool = False, to_one: bool = False) -> list[tuple[str, Digit]]:
         """Steps of the part in order, as (verb, digit).
 

@@ -57,8 +57,9 @@ def offer_estimated(search: Search) -> Search | None:
     """Propose schedules of recursive multiplying with the earliest estimated finish.
 
     Messages merge in the first schedule, which is quick to build: a single plan, in the finest chunks that
-    time allows, or equal parts of one plan (a mixed plan), whichever has the earliest estimate. If time
-    allows, simulated annealing then improves the mixed plan, so that groups of chunks follow different plans.
+    time allows, or equal parts of one plan (a mixed plan), whichever has the earliest estimate. The mixed
+    plan is then improved, so that groups of chunks follow different plans: by simulated annealing if time
+    allows, else by insertion of small parts.
     Forms with one message per chunk come last, if their estimated finish is early enough.
     Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
     and for data that all starts or ends at one rank: there, other baselines usually finish first.
@@ -75,7 +76,6 @@ def offer_estimated(search: Search) -> Search | None:
     steps = [forms.send_separately] if forms.mixed is None else [forms.improve_mix, forms.send_separately]
     if forms.has_no_time_for_both:
         steps.reverse()
-    steps.insert(0, forms.refine_mix)
     for step in steps if forms.best is not None else ():
         with suppress(InputError, OutOfTime), search.kept_at_ctrl_c(lambda: forms.best):
             step()
@@ -191,7 +191,7 @@ class _Forms:
             self.skipped.append("mixed plans")
             return
         with self.at_least(self.deadline).enforced():
-            self.mixed = Estimated.mixed(self.problem)
+            self.mixed = Estimated.mixed(self.problem, inserts=False)
 
     def build_earliest(self) -> None:
         """Build the form with the earliest estimate, or the next one if that is invalid or takes too long."""
@@ -203,7 +203,10 @@ class _Forms:
                 self._keep(form.schedule(lists=False))
 
     def improve_mix(self) -> None:
-        """Improve the mixed plan by simulated annealing, in as fine chunks as there is time to build."""
+        """Improve the mixed plan in as fine chunks as there is time to build.
+
+        If there is no time for simulated annealing, small parts with other plans are inserted only.
+        """
         latest = self.at_least(self.deadline)
         ends_at = latest.sooner(self.mixes_share * self.left_s(self.deadline))
         fit = [each for each in self.to_mix if _mix_s(each) <= _MIX_BUILD_SHARE * ends_at.left_s]
@@ -211,23 +214,20 @@ class _Forms:
         has_no_gain = self.is_postponed and not self._may_gain_by_annealing(fit[0])
         if has_no_gain or _mix_s(fit[0]) + busy_factor() * _FIRST_RUN_S > ends_at.left_s:
             self.skipped.append("annealing of mixed plans")
+            self._insert_parts()
             return
         build_s, most = _mix_s(fit[0]), mixed_transfers(fit[0])
         # The search often takes all its time. If the machine is busy, building takes longer than estimated.
         with latest.sooner(max(ends_at.left_s + build_s, self.deadline.left_s)).enforced():
             self._keep_mix(ends_at.later(-_BUILD_TIMES * build_s), most)
 
-    def refine_mix(self) -> None:
-        """Build a mixed plan without annealing, as annealing may gain nothing if estimates are not exact.
-
-        Its chunks are as fine as there is time for.
-        """
-        mixed = self.mixed
-        if mixed is None or mixed.times.are_exact:
+    def _insert_parts(self) -> None:
+        """Build a mixed plan without annealing, in as fine chunks as there is time for."""
+        built, left_s = self.mixed, self.left_s(self.deadline) - busy_factor() * _MIXES_TIMES * self.plans_s
+        if built is None:
             return
-        built = mixed.times.problem.collective.num_chunks
-        finer = [each for each in self.to_mix if each.collective.num_chunks > built]
-        fit = [each for each in finer if _mix_s(each) <= self.left_s(self.deadline)]
+        least = mixed_transfers(built.times.problem)
+        fit = [each for each in self.to_mix if mixed_transfers(each) >= least and _mix_s(each) <= left_s]
         if fit:
             with self.at_least(self.deadline).enforced():
                 self._keep_mix(self.deadline.sooner(0.0), mixed_transfers(fit[0]))

@@ -200,7 +200,7 @@ def test_separate_messages_follow_the_merged_form_of_the_earliest_estimate(monke
 
     Without list scheduling of separate messages they would finish at 352.68 us. Mixed plans are left out.
     """
-    monkeypatch.setattr(estimating.Estimated, "mixed", lambda *_: None)
+    monkeypatch.setattr(estimating.Estimated, "mixed", lambda *_, **__: None)
     estimate, left = estimating.Estimated.of, [5]
 
     def estimated(*given, **options):
@@ -286,7 +286,7 @@ def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
     Whole chunks would finish at 36.5 us. They are estimated, but not built. Mixed plans, which would finish
     earlier, are left out.
     """
-    monkeypatch.setattr(estimating.Estimated, "mixed", lambda *_: None)
+    monkeypatch.setattr(estimating.Estimated, "mixed", lambda *_, **__: None)
     built, schedule = [], estimating.Estimated.schedule
     monkeypatch.setattr(
         estimating.Estimated, "schedule", lambda form, **how: built.append(form) or schedule(form, **how)
