@@ -26,6 +26,8 @@ from taccl.topology.recognise import grid_of
 #: `_MERGED_ARRIVALS`: max arrivals of chunks in such a merged form.
 #: `_SEPARATE_PARTS`: numbers of parts with one message per chunk, which finish large sums up to 25 % sooner.
 _MERGED_PARTS, _MERGED_ARRIVALS, _SEPARATE_PARTS = (1, 2, 8, 64), 300_000, (2, 4)
+#: Max ratio of the estimate in whole chunks to that of the mixed plan for which finer chunks are estimated.
+_FINER_GAIN = 1.1
 
 #: `_FORM_S_PER_ARRIVAL`: CPU seconds to build and verify a form, per arrival and part: (unmerged, merged).
 #: Unmerged forms take longer, as a list scheduler times their sends.
@@ -161,7 +163,7 @@ class _Forms:
         """Estimate schedules with merged messages: whole chunks, the mixed plan, then finer chunks."""
         with suppress(InputError, OutOfTime):
             for parts in _MERGED_PARTS:
-                if self.merged and not self.has_time(parts, merges=True):
+                if self.merged and not (self._may_be_sooner() and self.has_time(parts, merges=True)):
                     continue
                 began_s = time.thread_time()
                 is_short = busy_factor() * self.plans_s > _PLANS_SHARE * self.left_s(self.until)
@@ -175,6 +177,14 @@ class _Forms:
                     if not is_short:
                         self.plans_s = time.thread_time() - began_s
                     self._estimate_mixed()
+
+    def _may_be_sooner(self) -> bool:
+        """True unless the mixed plan is so early that single plans in finer chunks are surely later.
+
+        Finer chunks shorten single plans little, except those whose parts follow one another. The mixed plan
+        is the best of these.
+        """
+        return self.mixed is None or self.merged[0].us <= _FINER_GAIN * self.mixed.us
 
     def _estimated(self, parts: int, *, simple: bool) -> Estimated | None:
         """Estimate of a form with merged messages whose chunks are cut into `parts`; see `Estimated.of`."""
