@@ -39,6 +39,8 @@ COMMANDS = {
     ),
     "`simulate` of a program": ("simulate", "{program}", "--topology", "ring:4", "--sizes", "4KB"),
     "`show` of a program": ("show", "{program}"),
+    "`verify` of a program": ("verify", "{program}"),
+    "`verify` of an MSCCL++ plan": ("verify", "{plan}"),
 }  # fmt: skip
 #: {name in braces: file, or the folder itself}.
 FILES = {"log": "a.log", "pairs": "pairs.csv", "folder": ""}
@@ -71,7 +73,9 @@ def files(tmp_path, run) -> dict[str, str]:
     paths = {name: str(tmp_path / f"{name}.json") for name in ("schedule", "program", "sketch")}
     paths |= {"program": str(tmp_path / "ring.xml"), "sketch": str(tmp_path / "sketch.toml")}
     assert run("baseline", "ring", *SMALL, "-o", paths["schedule"])[0] == 0
-    assert run("convert", paths["schedule"], paths["program"])[0] == 0
+    paths["plan"] = str(tmp_path / "ring.plan.json")
+    for kind in ("program", "plan"):
+        assert run("convert", paths["schedule"], paths[kind])[0] == 0
     (tmp_path / "sketch.toml").write_text(
         'schema = 1\nname = "one symmetry"\n[[symmetry]]\noffset = 1\ngroup = 4\n'
     )
