@@ -20,7 +20,7 @@ from taccl._internal.units import format_count, format_size, gb_per_s, parse_siz
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.simulate import assume, simulate
 from taccl.baselines.spread import without_sketch
-from taccl.baselines.table import BASELINES, label_of, row_of
+from taccl.baselines.table import BASELINES, competes_in, label_of, row_of
 from taccl.errors import CollectiveError, InputError
 from taccl.measure.diagnosis import Diagnosis, SeriesDiagnosis
 from taccl.measure.logs import read_log
@@ -228,7 +228,7 @@ def bandwidths(
     timed: dict[str, tuple[float | None, ...]] = {}
     undefined: dict[str, str] = {}
     # Those that are fastest most often come first, as time may be up before the last ones.
-    for name in sorted(BASELINES, key=lambda name: row_of(name).place):
+    for name in sorted(BASELINES, key=lambda name: (not competes_in(problem, name), row_of(name).place)):
         called = label_of(name)
         try:
             rates = _in_time(limit, _rates, name, problem, every)
