@@ -29,7 +29,7 @@ LINES = (
         "_internal.text_kinds",
         "_internal.web_text",
     ),
-    ("errors",),
+    ("_internal.kernel_objects", "errors"),
     (
         "_internal.caching",
         "_internal.deadline",
