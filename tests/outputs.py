@@ -89,7 +89,7 @@ TEXTS = {
         "Device:      tcp, pci=0000:01:00.0, iface=eth0\nAlgorithm:   allreduce_ring\n\n"
         "   elements   min (us)   p50 (us)   p99 (us)   max (us)   avg (GB/s)    samples\n"
     ),
-    "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon": "           NPU0       NPU1\nNPU0       X          HCCS\n",
+    "output of dcgmi, xpu-smi, npu-smi, hl-smi, hy-smi or cnmon": "           NPU0       NPU1\nNPU0       X          HCCS\n",
     "log of iperf, netperf, qperf, ucx_perftest or ping": (
         "[ ID] Interval           Transfer     Bitrate         Retr  Cwnd\n"
         "[  5]   0.00-1.00   sec  2.72 GBytes  23.4 Gbits/sec    0   1.5 MBytes\n"
@@ -141,7 +141,7 @@ TEXTS = {
     "output of `nvidia-smi nvlink`": (
         "GPU 0: Example GPU (UUID: GPU-0)\n\t Link 0: 25.781 GB/s\n\t Link 1: 25.781 GB/s\n"
     ),
-    "output of nvidia-smi": (
+    "output of nvidia-smi or nvidia-imex-ctl": (
         "+-----------------------------------------------+\n"
         "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |\n"
     ),
@@ -150,6 +150,7 @@ TEXTS = {
         "=============================== Link Type between two GPUs ===============================\n"
         "       GPU0         GPU1\nGPU0   0            XGMI\nGPU1   XGMI         0\n"
     ),
+    "output of amd-smi": "GPU: 0\n    BDF: 0000:05:00.0\n    UUID: 12ff74a1-0000\n    NODE_ID: 2\n",
     "output of rocm-smi": (
         "======================= ROCm System Management Interface =======================\n"
         "================================= Concise Info =================================\n"
@@ -163,7 +164,7 @@ TEXTS = {
         "17:00.0 3D controller: Example Corporation Device 2330 (rev a1)\n"
     ),
     "output of lscpu or numactl": "available: 2 nodes (0-1)\nnode 0 cpus: 0 1 2 3\nnode distances:\n",
-    "output of ibnetdiscover": (
+    "output of ibnetdiscover, ibhosts, ibswitches or ibroute": (
         "#\n# Topology file: generated on Mon Jan  1 00:00:00 2024\n#\n"
         'vendid=0x2c9\nSwitch\t40 "S-0000000000000001"\t\t# "leaf-1" enhanced port 0 lid 1 lmc 0\n'
     ),
@@ -174,6 +175,9 @@ TEXTS = {
     "topology.conf or topology.yaml of Slurm": (
         "# leaves\nSwitchName=leaf0 Nodes=n[0-7]\nSwitchName=leaf1 Nodes=n[8-15]\nSwitchName=top Switches=leaf[0-1]\n"
     ),
+    "output of lldpcli": "-----------\nLLDP neighbors:\n-----------\nInterface:    eth0, via: LLDP, RID: 1\n",
+    "output of ompi_info": "                 Package: Open MPI user@node Distribution\n                Open MPI: 5.0.3\n",
+    "profile of mpiP or IPM": "@ mpiP\n@ Command : ./a.out\n@ MPI Task Assignment      : 0 node01\n",
     "output of sinfo or scontrol": "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu* up 1-00:00:00 8 idle n[0-7]\n",
     "list of settings of NCCL (environment or nccl.conf)": "# nccl.conf\nNCCL_DEBUG=WARN\nNCCL_IB_HCA=mlx5\n",
     "log of a training run": " [2025-01-01 00:00:00] iteration  100/ 5000 | elapsed time per iteration (ms): 52.1 |\n",

@@ -32,7 +32,7 @@ _GPU_FIELD = r"\b(pci|pcie|memory|utilization|temperature|power|clocks)\.[a-z]"
 #: Beginning of a matrix: a row with commas, below comments and at most one header.
 #: The pattern's second alternative is a matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
-    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,|.*{_GPU_FIELD})((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,|.*(?:{_GPU_FIELD}|,\(Topology\)))((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*(Matrix|\((GB/s|us)\))"
 )
 #: Advice on files of a kind: a command that reads such a file, or the file to give instead.
@@ -151,6 +151,7 @@ TEXTS = (
         r"|\A(?=.*\n[^\n])([A-Za-z](?:[^\W\d]|[.-])*\d[\w.-]*[ \t]*(\n|\Z))+\Z",
         "`taccl reorder FILE --hosts {file}` reads it, beside the FILE of a probe",
     ),
+    Text("profile of mpiP or IPM", r"^@ mpiP\b|^##IPMv\d", unsupported(TIMES)),
     Text("log of a training run", r"\biteration +\d+/ *\d+ \|", unsupported(TIMES)),
     Text(
         "table of a benchmark, whose first column is not the size",
@@ -246,8 +247,8 @@ TEXTS = (
         unsupported(_SERVER),
     ),
     Text(
-        "output of nvidia-smi",
-        rf"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\A[^\n]*{_GPU_FIELD}",
+        "output of nvidia-smi or nvidia-imex-ctl",
+        rf"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|<nvidia_smi_log>|^Connectivity Table Legend:|^GPU \d+: .*\(UUID: |\A[^\n]*{_GPU_FIELD}",
         unsupported(_SERVER),
     ),
     Text(
@@ -259,15 +260,16 @@ TEXTS = (
     ),
     Text(
         "output of `rocm-smi --showtopo`",
-        r"(?i)\b(Weight|Hops|Link Type|Bandwidth min/max) between two GPUs"
+        r"(?i)\A[^\n]*,\(Topology\)|\b(Weight|Hops|Link Type|Bandwidth min/max) between two GPUs"
         r"|^GPU\[\d+\]\s*: \(Topology\)|\"\(Topology\) "
         r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE)\b",
         unsupported(_RCCL_DUMP),
     ),
+    Text("output of amd-smi", r"^GPU: \d+\n +[A-Z_]+:", unsupported(_RCCL_DUMP)),
     Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", unsupported(_RCCL_DUMP)),
     Text(
-        "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon",
-        r"\bCard0[ \t]+Card1\b|^modID\s+CPU Affinity|\|\s*(Topology Information|Diagnostic\s+\|)"
+        "output of dcgmi, xpu-smi, npu-smi, hl-smi, hy-smi or cnmon",
+        r"\bbetween two DCUs\b|\bCard0[ \t]+Card1\b|^modID\s+CPU Affinity|\|\s*(Topology Information|Diagnostic\s+\|)"
         r"|\bGPU \d+/\d+[\s|]+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b|\bHL-SMI Version\b",
         unsupported(f"{_FILE}; {_SERVER}"),
     ),
@@ -286,8 +288,8 @@ TEXTS = (
     Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", unsupported(_SERVER)),
     # Texts on networks.
     Text(
-        "output of ibnetdiscover",
-        r"^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
+        "output of ibnetdiscover, ibhosts, ibswitches or ibroute",
+        r"^(SW|CA) +\d+ +\d+ 0x[0-9a-f]+ |^(Ca|Switch)\t: 0x|^(Unicast lids|Multicast mlids) \[0x|^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
         unsupported(HOSTS),
     ),
     Text(
@@ -306,6 +308,8 @@ TEXTS = (
         r"(?i)^[ \t]*((SwitchName|BlockName|RingName|BlockSizes)\s*=|- +(switch|block|topology) *: )",
         SHOW,
     ),
+    Text("output of lldpcli", r"^LLDP neighbors:", unsupported(HOSTS)),
+    Text("output of ompi_info", r"^ *(Package: Open MPI |Open MPI: \d)", unsupported(SLOTS)),
     Text(
         "map of processes by mpirun",
         r"^[ \t]*=+\s+(ALLOCATED NODES|JOB MAP)\s+=+|\b[Rr]ank \d+ (is )?(bound to|not bound)",
