@@ -248,7 +248,8 @@ TEXTS = (
     ),
     Text(
         "output of nvidia-smi or nvidia-imex-ctl",
-        rf"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|<nvidia_smi_log>|^Connectivity Table Legend:|^GPU \d+: .*\(UUID: |\A[^\n]*{_GPU_FIELD}",
+        rf"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\A[^\n]*{_GPU_FIELD}"
+        r"|<nvidia_smi_log>|^Connectivity Table Legend:",
         unsupported(_SERVER),
     ),
     Text(
@@ -269,7 +270,8 @@ TEXTS = (
     Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", unsupported(_RCCL_DUMP)),
     Text(
         "output of dcgmi, xpu-smi, npu-smi, hl-smi, hy-smi or cnmon",
-        r"\bbetween two DCUs\b|\bCard0[ \t]+Card1\b|^modID\s+CPU Affinity|\|\s*(Topology Information|Diagnostic\s+\|)"
+        r"\bbetween two DCUs\b"
+        r"|\bCard0[ \t]+Card1\b|^modID\s+CPU Affinity|\|\s*(Topology Information|Diagnostic\s+\|)"
         r"|\bGPU \d+/\d+[\s|]+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b|\bHL-SMI Version\b",
         unsupported(f"{_FILE}; {_SERVER}"),
     ),
@@ -289,7 +291,8 @@ TEXTS = (
     # Texts on networks.
     Text(
         "output of ibnetdiscover, ibhosts, ibswitches or ibroute",
-        r"^(SW|CA) +\d+ +\d+ 0x[0-9a-f]+ |^(Ca|Switch)\t: 0x|^(Unicast lids|Multicast mlids) \[0x|^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
+        r"^(SW|CA) +\d+ +\d+ 0x[0-9a-f]+ |^(Ca|Switch)\t: 0x|^(Unicast lids|Multicast mlids) \[0x"
+        r"|^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
         unsupported(HOSTS),
     ),
     Text(
