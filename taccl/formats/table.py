@@ -127,7 +127,7 @@ FORMATS: list[FileFormat] = [
         load="taccl.formats.msccl.xml:load_msccl_xml",
         dump="taccl.formats.msccl.xml:dump_msccl_xml",
         kind="program",
-        begins=rf"\A{BEFORE_ELEMENT}<algo\b",
+        begins=rf"\A{BEFORE_ELEMENT}<algo\b|^[ \t]*<algo\s+name=",
     ),
     FileFormat(
         "taccl-topology", "topology", "a topology in taccl's own format, link by link", (".toml",),
@@ -180,7 +180,7 @@ FORMATS: list[FileFormat] = [
         "nccl-topology", "topology", "a server, from NCCL_TOPO_DUMP_FILE of NCCL or RCCL",
         load="taccl.formats.nccl.topology:load_nccl_topology",
         kind="NCCL topology",
-        begins=rf"\A{BEFORE_ELEMENT}<(system|cpu|pci)\b",
+        begins=rf"\A{BEFORE_ELEMENT}<(system|cpu|pci)\b|^[ \t]*<system\s+version=",
     ),
     FileFormat(
         "nvidia-smi", "topology", "a server, from nvidia-smi topo -m",

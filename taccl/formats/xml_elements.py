@@ -19,6 +19,8 @@ _MAX_DEPTH = 64
 _MAX_ELEMENTS = 2 * 10**6
 #: Spaces before a declaration of XML, which has to be first.
 _AFTER_SPACE = re.compile(r"\A(\s+)(<\?xml\b[^>]*>)")
+#: Beginning of the root element of a file that is read here, at the beginning of a line.
+_ROOT = re.compile(r"^[ \t]*(?:<\?xml\b[^>\n]*>\s*)?<(system|algo)\b", re.MULTILINE)
 
 
 @dataclass(eq=False, slots=True)
@@ -41,16 +43,26 @@ class XmlElement:
         return FormatError(message, where=f"{self.file}: line {self.line}: <{self.tag[:40]}{first}>")
 
 
+def _without_surroundings(text: str) -> str:
+    """Text without other text before and after its root element, as in the output of a shell; lines stay."""
+    found = _ROOT.search(text)
+    end = text.rfind(f"</{found[1]}>") if found else -1
+    if found is None or end < found.start():
+        return text
+    begin = 0 if text.lstrip().startswith("<") else found.start()
+    return "\n" * text.count("\n", 0, begin) + text[begin : text.index(">", end) + 1]
+
+
 def parse_xml(text: str, *, where: str) -> XmlElement:
-    """Parse XML text, also quoted in a mail, a page or a fence of Markdown; return the root element.
+    """Parse XML text, also quoted in a mail, a page or amid other text; return the root element.
 
     Raises `FormatError` if the text is not well-formed XML, has a document type, or is nested too deeply or
     too large.
     """
     if "&lt;" in text and (plain := without_markup(text)).lstrip().startswith("<"):
         text = plain
+    text = _without_surroundings(text if text.lstrip().startswith("<") else without_quotes(text))
     if not text.startswith("<"):
-        text = text if text.lstrip().startswith("<") else without_quotes(text)
         # A declaration must be first in the text, so spaces and lines before it change places with it.
         text = _AFTER_SPACE.sub(r"\2\1", text)
     parser = expat.ParserCreate()

@@ -2,6 +2,7 @@
 
 import pytest
 
+import taccl
 from taccl.errors import FormatError
 from taccl.formats.xml_elements import parse_xml
 
@@ -28,6 +29,20 @@ def test_pasted_text(text):
     top = parse_xml(text, where="f.xml")
     (inner,) = top.all("b")
     assert inner.line == text[: text.index("<b")].count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    "form", ["$ cat topo.xml\n{}\n$ exit\n", "# Our node\n\n```xml\n{}\n```\nIt is new.\n"]
+)
+def test_elements_amid_other_text(tmp_path, form):
+    """A dump of NCCL is recognised and read in the output of a shell, and in a page."""
+    text = form.format('<?xml version="1.0"?>\n<system version="1">\n  <cpu numaid="0"/>\n</system>')
+    (cpu,) = parse_xml(text, where="f.xml").children
+    assert cpu.line == text[: text.index("<cpu")].count("\n") + 1
+    path = tmp_path / "session.txt"
+    path.write_text(text)
+    with pytest.raises(FormatError, match="found no GPU"):
+        taccl.topologies.load(path)
 
 
 @pytest.mark.parametrize("form", ["{}", "> {}", "```\n{}```\n"], ids=["plain", "mail", "fence"])
