@@ -38,6 +38,8 @@ from taccl.workload.workload import Workload
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 #: Max chunks of a step with several pieces per tile; our choice, as a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192
+#: Phases of an allreduce.
+_PHASES = ("reduce_scatter", "allgather")
 #: `_SEARCH_S`: time limit in s to synthesize one collective of a step.
 #: `_PARAMETERS`: search parameters that exclude schedules balanced over dimensions, which are slow to build.
 _SEARCH_S = 20.0
@@ -156,7 +158,45 @@ def problem_of(
     return make_problem(topology, collective, chunk_bytes=sizes, clauses=clauses)
 
 
-def sends_of(workload: Workload, topology: Topology, algorithm: str, *, in_place: bool = False) -> Schedule:
+def sums_made_whole(workload: Workload, topology: Topology) -> frozenset[str]:
+    """Allreduces that end earlier by a baseline than as a reduce-scatter and an allgather, each alone."""
+    parts, found = parts_of(workload), set[str]()
+    merging = tuple(problem_of(workload, topology, parts).clauses.values("merge").items())
+    for part in parts:
+        operation = workload.operation[part.operation]
+        if operation.kind != "allreduce" or part.tile or part.piece:
+            continue
+        with suppress(InputError):  # InputError: no baseline supports it
+            split, whole = (
+                sum(
+                    _alone(
+                        topology, (kind, operation.shift, algorithm, merging, part.groups), _rounded(part)
+                    ).finish
+                    for kind in kinds
+                )
+                for algorithm, kinds in (("synthesized", _PHASES), ("best", ("allreduce",)))
+            )
+            if whole < split:
+                found.add(part.operation)
+    return frozenset(found)
+
+
+def _rounded(part: CollectivePart) -> int:
+    """Bytes per chunk for which a schedule is chosen: a power of 4.
+
+    Similar sizes share a schedule, as the best one changes little within a factor of 4 in size.
+    """
+    return int(4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
+
+
+def sends_of(
+    workload: Workload,
+    topology: Topology,
+    algorithm: str,
+    *,
+    whole: Collection[str] = (),
+    in_place: bool = False,
+) -> Schedule:
     """Sends of all collectives of a step, in an order in which the parts could run one after another.
 
     The ticks of the schedule are positions in that order, not times.
@@ -164,6 +204,8 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str, *, in_place
     - `workload`, `topology`: Both with the same number of ranks.
     - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: pairwise exchange for an
       alltoall and for several groups, rings otherwise.
+    - `whole`: Allreduces to make by the fastest baseline. With ``"synthesized"``, others are made as a
+      reduce-scatter followed by an allgather.
     - `in_place`: True to use other algorithms in place of schedules that name contributions.
     """
     parts = parts_of(workload)
@@ -187,11 +229,11 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str, *, in_place
                 groups += len(along.group)
         if (part.operation, part.tile) in sent_along:
             continue
-        is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
-        for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
-            of = (kind, operation.shift, algorithm, merging, part.groups)
-            # Similar sizes share a schedule, as the best one changes little within a factor of 4 in size.
-            chunk_bytes = 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2)
+        is_whole = part.operation in whole
+        is_sum = operation.kind == "allreduce" and algorithm == "synthesized" and not is_whole
+        for kind in _PHASES if is_sum else (operation.kind,):
+            of = (kind, operation.shift, "best" if is_whole else algorithm, merging, part.groups)
+            chunk_bytes = _rounded(part)
             found = _alone(topology, of, chunk_bytes)
             if in_place and found.carries is not None:
                 found = _in_place(topology, of, chunk_bytes)
@@ -270,8 +312,10 @@ def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
     if algorithm != "synthesized" and kind != "send":
         stock = "pairwise" if kind == "alltoall" or len(groups) > 1 else "ring"
         name = stock if algorithm == "stock" else algorithm
-        from taccl.baselines import baseline  # imported late, as below
+        from taccl.baselines import baseline, best  # imported late, as below
 
+        if name == "best":
+            return best(problem, cut=False, time_limit_s=_SEARCH_S)
         return baseline(name, problem, cut=False)
     from taccl.synthesis.synthesize import synthesize  # imported late: ranks that run a step do not need it
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
@@ -21,13 +21,14 @@ from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Topology
 from taccl.workload.costs import RATES, Rates, tile_costs
-from taccl.workload.exchange import in_balanced_pieces, parts_by_chunk, sends_of
+from taccl.workload.exchange import in_balanced_pieces, parts_by_chunk, sends_of, sums_made_whole
 from taccl.workload.step import ComputeTile, Step
 from taccl.workload.workload import Workload
 
-#: Max gap (finish / lower bound - 1) at which a step cut by `in_balanced_pieces` is accepted at once.
-#: Above it, the step in its original pieces is scheduled as well, and the faster one is returned.
-_SETTLED = 0.02
+#: `_SETTLED`: max gap (finish / lower bound - 1) at which a step cut by `in_balanced_pieces` is accepted.
+#: Otherwise, the step is also scheduled in its original pieces, and the fastest one is returned.
+#: `_FEW_CHUNKS`: a step of at most this many chunks is always scheduled in both; a bound would take longer.
+_SETTLED, _FEW_CHUNKS = 0.02, 1_000
 
 
 @checked_as(WorkloadError)
@@ -89,15 +90,23 @@ def schedule_workload(
     if order == "in-sequence":
         workload, communication_share = replace(workload, overlaps=()), 0.0
     costs = tile_costs(workload, rates, communication_share)
-    steps: list[Step] = []
-    balanced = in_balanced_pieces(workload, topology) if algorithm == "synthesized" else None
-    for each in filter(None, (balanced, workload)):
-        if steps and steps[0].gap <= _SETTLED:
-            break
-        tasks = _StepTasks(each, costs, sends_of(each, topology, algorithm))
+
+    def scheduled(workload: Workload, whole: Collection[str] = ()) -> Step:
+        tasks = _StepTasks(workload, costs, sends_of(workload, topology, algorithm, whole=whole))
         start = tasks.best_starts(order)
         computed, sent = tuple(tasks.computed_tiles(start)), tasks.sent(start)
-        steps.append(Step(each, topology, computed, sent, rates, communication_share))
+        return Step(workload, topology, computed, sent, rates, communication_share)
+
+    if algorithm != "synthesized":
+        return scheduled(workload)
+    steps: list[Step] = []
+    if (balanced := in_balanced_pieces(workload, topology)) is not None:
+        steps.append(scheduled(balanced))
+        if len(steps[0].problem.chunk_bytes) > _FEW_CHUNKS and steps[0].gap <= _SETTLED:
+            return steps[0]
+    steps.append(scheduled(workload))
+    if whole := sums_made_whole(workload, topology):
+        steps.append(scheduled(workload, whole))
     return min(steps, key=lambda step: step.finish)
 
 

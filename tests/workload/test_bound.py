@@ -44,7 +44,7 @@ def test_no_order_of_tiles_and_sends_is_below_the_bound():
         step = schedule_workload(random_step(rng, topology.num_ranks), topology)
         assert step.verify().ok, seed
         assert step.bound <= step.finish, seed
-        for algorithm in ("stock", "synthesized"):
+        for algorithm in ("stock", "synthesized", "best"):
             below = next(steps_below(step, algorithm, most_nodes=1500 if MANY else 500), None)
             assert below is None, (seed, below, below and below.verify())
 

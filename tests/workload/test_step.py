@@ -40,6 +40,15 @@ def test_a_step_is_near_its_bound(step):
     assert step.finish_us < schedule_workload(sums(160, 8), RANKS, order="in-sequence").finish_us * 0.75
 
 
+def test_a_small_sum_is_made_whole():
+    """On a ring of four ranks, an allreduce of 1 KB takes two hops, not the six of both of its phases."""
+    ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=1000)
+    small = Workload("small", 4).input("x", (256,), layout="partial").then("sum", "allreduce", "x")
+    made = schedule_workload(small, ring)
+    assert made.verify().ok
+    assert made.bound <= made.finish < 2.01
+
+
 def test_in_sequence_times_add_up():
     """If kernels and sends do not overlap, all kernels (160 us) end before the first send."""
     whole = schedule_workload(sums(160, 1), RANKS, order="in-sequence")
