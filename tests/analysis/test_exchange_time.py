@@ -199,7 +199,7 @@ def test_the_certificate_proves_no_more(monkeypatch):
     for other in (
         replace(witness, nic_factors=tuple(2 * each for each in witness.nic_factors)),
         replace(witness, port_factors=witness.port_factors[1:]),
-        replace(witness, port_prices=witness.port_prices[1:], port_factors=witness.port_factors[1:]),
+        replace(witness, port_prices=witness.port_prices[9:], port_factors=witness.port_factors[9:]),
         replace(witness, nic_prices=tuple((each + 1) // 2 for each in witness.nic_prices)),
         replace(witness, nic_prices=(0, *witness.nic_prices[1:])),
         replace(witness, port_prices=tuple(9 * each for each in witness.port_prices)),

@@ -55,8 +55,13 @@ _HEIGHTS, _LOW, _END = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), 0.08
 _FALLS = (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 2.7, 3.3, 4.0, 5.0)
 #: Number of times that the search lowers the prices of NICs.
 _LOWERED = 5
-#: Grids, coarse to fine: (number of cells, steps of the search for the longest horizon, as shares of it).
-_GRIDS = ((180, (0.08, 0.04, 0.02, 0.01)), (340, (0.016, 0.008)), (640, (0.004, 0.001)))
+#: Grids, coarse to fine: (number of cells, first and least step of the search for the longest horizon). Steps
+#: are shares of the horizon.
+_GRIDS = ((180, (0.08, 0.01)), (340, (0.016, 0.004)), (640, (0.008, 0.001)))
+#: `_FINER`: largest share by which fine grids prove more than the first one. If the first one does not prove
+#: the other bounds less this share, the search ends.
+#: `_MEASURED`: least step over which the rise of the load is measured, as times are rounded to cells.
+_FINER, _MEASURED = 0.015, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ def exchange_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     nodes = _nodes_of(facts)
     if nodes is None or nodes.longest <= demand.known:
         return
-    search = _Search(facts, nodes)
+    search = _Search(facts, nodes, float(demand.known) * (1 - _FINER))
     what = f"sums that {nodes.number} nodes exchange, each after the contributions of the node"
     for cells, steps in _GRIDS:
         for found in search.lengthened(cells, steps):
@@ -260,25 +265,53 @@ def _onwards(nodes: _Nodes, grid: _Grid, cells: int) -> NDArray[np.int64]:
 
 
 class _Search(HorizonSearch["ExchangeTime"]):
-    """Search for the longest horizon that prices prove, over a family of prices of ports."""
+    """Search for the longest horizon that prices prove, over a family of prices of ports.
+
+    - `load`: Cost of all ports' time over the prices of all pairs, for the last prices tried.
+    - `slope`: Rise of the load over a step, divided by the step; 0 before the first one.
+    """
 
     families = _HEIGHTS, _FALLS
 
-    def __init__(self, facts: Facts, nodes: _Nodes) -> None:
+    def __init__(self, facts: Facts, nodes: _Nodes, least: float = 0.0) -> None:
         self.facts, self.nodes = facts, nodes
+        self.load, self.slope = math.inf, 0.0
         # The search starts at the latency of three hops, or at the time of the bytes through a NIC if longer.
-        # If no prices prove three hops, it starts at two.
+        # If no prices prove three hops, it starts at two. It starts at `least` if that is longer.
         sends = 2 * (nodes.number - 1) * nodes.units * nodes.nic.beta
         once, hop = (port.alpha + port.idle for port in (nodes.nic, nodes.port))
-        least = nodes.nic.idle + sends / nodes.nics
+        least = max(least, nodes.nic.idle + sends / nodes.nics)
         starts = {max(float(once + number * hop), least) for number in (1, 2)}
         super().__init__(sorted(starts, reverse=True), nodes.longest, (4, 4))
+
+    def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[ExchangeTime]:
+        """Lengthen the horizon until the last of `steps` is not proven; yield each witness.
+
+        A step ends where the load reaches 1 if it rises as before. No step exceeds the first one.
+        """
+        if self.best is None:  # find prices that prove anything
+            if not any(self._proves(start, cells) for start in self.starts):
+                return
+            yield self._found
+        first, least = steps[0], steps[-1]
+        low, load, step = float(self._found.horizon), self.load, least if self.slope else first
+        while True:
+            is_proven = self._proves(low * (1 + step), cells)
+            if step >= _MEASURED and math.isfinite(self.load):
+                self.slope = (self.load - load) / step
+            if is_proven:
+                yield self._found
+                low, load = low * (1 + step), self.load
+            elif step <= least:
+                return
+            step = max(least, min(first if is_proven else step / 2, (1 - load) / max(self.slope, 1.0)))
 
     def _proves(self, horizon: float, cells: int) -> bool:
         """True if some prices prove that no schedule ends within `horizon` ticks; `best` keeps the witness.
 
         From the last shape of prices on, the search moves to the neighbour that comes nearest to a proof.
         """
+        self.load = math.inf
         if horizon > self.longest:
             return False
         found: dict[tuple[int, int], tuple[float, ExchangeTime | None]] = {}
@@ -295,12 +328,12 @@ class _Search(HorizonSearch["ExchangeTime"]):
             inside = [(k, m) for k, m in near if 0 <= k < len(_HEIGHTS) and 0 <= m < len(_FALLS)]
             best = min(inside, key=missing)
             if missing(best) >= missing(shape):
-                return False
+                break
             shape = best
-        witness = found[shape][1]
-        if witness is None or not _is_proven(self.facts, witness):
+        self.shape, (self.load, witness) = shape, found[shape]
+        if self.load > 1 or witness is None or not _is_proven(self.facts, witness):
             return False
-        self.best, self.shape = witness, shape
+        self.best = witness
         return True
 
     def _loaded(
@@ -315,7 +348,8 @@ class _Search(HorizonSearch["ExchangeTime"]):
         grid = _grid(nodes, whole, cells)
         alpha, nic_alpha = (float(port.alpha / grid.cell) for port in (nodes.port, nodes.nic))
         priced = min(cells, math.ceil(_END * fall * nodes.port.idle / grid.cell))
-        if alpha >= priced - 1 or nic_alpha >= cells - 1:
+        is_short = 2 * _num_early(nodes, grid, cells) <= cells + 1
+        if alpha >= priced - 1 or nic_alpha >= cells - 1 or not is_short:
             return math.inf, None
         pair = _PRICE / nodes.size**2
         times = np.arange(priced + 1) * float(grid.cell / nodes.port.idle) / fall
