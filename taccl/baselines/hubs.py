@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from taccl._internal.arrays import lexsort
+from taccl.baselines.edge_hubs import edge_plans
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.problem.problem import Problem
 from taccl.topology.products import Dimensions
@@ -148,13 +149,14 @@ class HubPlan(NamedTuple):
         return float(sum(ticks.values())) / costs.ticks_per_us
 
 
-def soonest_hub_plan(problem: Problem, dims: Dimensions) -> HubPlan | None:
+def soonest_hub_plan(problem: Problem, dims: Dimensions) -> PartPlan | None:
     """Plan with the least estimated finish; None if some dimension is a line, or there are too many ranks."""
     num = len(dims)
     if dims.num_ranks > _MOST_RANKS or any(each.kind != "ring" and each.size > 2 for each in dims):
         return None
     names = product(_RINGS, repeat=num) if num <= _MOST_MIXED else ((name,) * num for name in _RINGS)
-    return min((HubPlan(each, dims) for each in names), key=lambda plan: plan.estimated_us(problem))
+    plans: list[PartPlan] = [*(HubPlan(each, dims) for each in names), *edge_plans(dims)]
+    return min(plans, key=lambda plan: plan.estimated_us(problem))
 
 
 class PartPlan(Protocol):

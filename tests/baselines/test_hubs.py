@@ -78,8 +78,8 @@ def test_three_dimensions_share_the_load():
     ("num_bytes", "steps", "sends"),
     [
         (16_000, 8, 512),  # every rank is a hub: 4 steps and 32 sends for each of 16 rings
-        (256_000, 10, 192),  # two arcs: 32 + 16 to collect, 48 + 48 to exchange, 16 + 32 to spread
-        (1_000_000, 13, 132),  # two arcs in one dimension, one hub in the other: 7 * 8 + 20 + 7 * 8
+        (256_000, 10, 160),  # eight ends of edges: 56 to collect, 6 * 8 to exchange, 56 to spread
+        (1_000_000, 11, 140),  # four ends of edges: 60 to collect, 5 * 4 to exchange, 60 to spread
     ],
 )
 def test_larger_sums_have_fewer_hubs(num_bytes, steps, sends):
