@@ -52,7 +52,10 @@ _MOST_PRICE = 10**7
 #: `_MOST_COST`: largest cost of a send. `_PARTS`: denominator of costs. Both keep sums within 64 bits.
 _MOST_COST, _PARTS = 10, 10**8
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
+#: On odd rings they are distances in the direction that the source faces.
 Place = tuple[int, ...]
+#: Digits of a rank, or 1 or -1 for the direction along each dimension.
+Digits = tuple[int, ...]
 #: Places of the two ends of a link.
 Ends = tuple[Place, Place]
 
@@ -266,18 +269,21 @@ def _is_grid(facts: Facts, witness: LinkTime) -> bool:
 class _Shape:
     """Links of a torus or mesh, grouped by their positions relative to the sources.
 
-    Sources are all ranks of a torus, or the corners of a mesh.
+    Sources are all ranks of a torus, or the corners of a mesh. On odd rings, each faces either direction.
     """
 
     def __init__(self, sizes: tuple[int, ...], rings: tuple[bool, ...]) -> None:
         self.sizes, self.rings = sizes, rings
         self.is_even = len({*zip(sizes, rings, strict=True)}) == 1
         shapes = [*zip(sizes, rings, strict=True)]
-        sources = [*product(*(range(size) if ring else (0, size - 1) for size, ring in shapes))]
+        self._is_odd = [ring and size % 2 == 1 for size, ring in shapes]
+        ranks = product(*(range(size) if ring else (0, size - 1) for size, ring in shapes))
+        ways = [*product(*((1, -1) if odd else (1,) for odd in self._is_odd))]
+        sources = [*product(ranks, ways)]
         self.num_sources = len(sources)
-        self.source = self.place((0,) * len(sizes), sources[0])
-        farthest = [size // 2 if ring else size - 1 for size, ring in shapes]
-        self.farthest = self.place(farthest, (0,) * len(sizes))
+        first = (0,) * len(sizes), (1,) * len(sizes)
+        self.source = self.place(first[0], first)
+        self.farthest = self.place([size // 2 if ring else size - 1 for size, ring in shapes], first)
         #: {((hop, number of sources from which the link makes this hop), ...): number of such links}.
         #: Translations map each link of a ring to one from its first rank.
         self.links: Counter[tuple[tuple[Ends, int], ...]] = Counter()
@@ -293,12 +299,13 @@ class _Shape:
                     self.links[tuple(sorted(hops.items()))] += alike
         self.hops = {hop for each in self.links for hop, _ in each}
 
-    def place(self, rank: Iterable[int], source: Iterable[int]) -> Place:
-        """Distances from a source to a rank, both as digits."""
-        found = [abs(x - y) for x, y in zip(rank, source, strict=True)]
+    def place(self, rank: Iterable[int], source: tuple[Digits, Digits]) -> Place:
+        """Distances from a source to a rank: on odd rings in the direction that the source faces."""
+        found = [way * (x - y) for x, y, way in zip(rank, *source, strict=True)]
         for k, (size, ring) in enumerate(zip(self.sizes, self.rings, strict=True)):
-            if ring:
-                found[k] = min(found[k] % size, -found[k] % size)
+            found[k] = abs(found[k]) if not ring else found[k] % size
+            if ring and not self._is_odd[k]:
+                found[k] = min(found[k], size - found[k])
         return tuple(sorted(found) if self.is_even else found)
 
 

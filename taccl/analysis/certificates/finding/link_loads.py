@@ -19,7 +19,7 @@ import numpy as np
 from taccl.solvers.highs import GrowingProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from fractions import Fraction
 
     from numpy.typing import NDArray
@@ -57,6 +57,7 @@ _PER_SEND = 0.04
 _SHORT, _FEW_KINDS = 0.6, 14
 
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
+#: On odd rings they are distances in the direction that the source faces.
 _Place = tuple[int, ...]
 #: Coordinates of both ends of a link along each dimension, up to symmetry.
 _Kind = tuple[tuple[int, int], ...]
@@ -107,7 +108,8 @@ class LinkLoads:
     """Search for prices with the most load of links, over a grid of times, reduced by symmetry.
 
     Sources are all ranks of a torus, and the corners of a mesh. Ranks at the same distances from a source
-    form a place, in any order of dimensions if all are alike.
+    form a place, in any order of dimensions if all are alike. On odd rings, a source faces a direction, and
+    distances are counted in this direction only.
 
     - `dims`: Rings and lines.
     - `alpha`: Latency in ticks.
@@ -121,7 +123,9 @@ class LinkLoads:
         #: True if all dimensions are alike.
         self.is_even = len({*shapes}) == 1
         self.num_ranks = math.prod(self.sizes)
-        self.num_sources = math.prod(size if ring else 2 for size, ring in shapes)
+        self._is_odd = tuple(ring and size % 2 == 1 for size, ring in shapes)
+        directions = 2 ** sum(self._is_odd)
+        self.num_sources = directions * math.prod(size if ring else 2 for size, ring in shapes)
         farthest = [size // 2 if ring else size - 1 for size, ring in shapes]
         self.diameter = sum(farthest)
         hops: Counter[tuple[_Kind, _Place, _Place]] = Counter()
@@ -135,13 +139,10 @@ class LinkLoads:
                     links[kind] += 1
                     hops[kind, self._place(digits), self._place(other)] += 1
         self.places = sorted({here for _, here, _ in hops})
-        self.distance = np.array([sum(each) for each in self.places])
+        self.distance = np.array([self._distance(each) for each in self.places])
         #: Place at the other end of each place: where data that were there are in reversed time.
         self.reverse = np.array(
-            [
-                self.places.index(self._sorted(b - a for a, b in zip(each, farthest, strict=True)))
-                for each in self.places
-            ]
+            [self.places.index(self._place(np.subtract(farthest, each).tolist())) for each in self.places]
         )
         #: Number of links of each kind.
         self.links = np.array([links[kind] for kind in sorted(links)])
@@ -161,15 +162,18 @@ class LinkLoads:
         #: Best prices for the latest grid; the next search begins with them.
         self.latest: _Prices | None = None
 
-    def _sorted(self, distances: Iterable[int]) -> _Place:
-        """Place at some distances from a source."""
-        found = [*distances]
+    def _place(self, digits: Iterable[int]) -> _Place:
+        """Place of a rank, or of digits beyond the sizes, as seen from rank 0."""
+        shapes = zip(digits, self.sizes, self.rings, self._is_odd, strict=True)
+        found = [
+            x % size if odd else min(x % size, -x % size) if ring else x for x, size, ring, odd in shapes
+        ]
         return tuple(sorted(found) if self.is_even else found)
 
-    def _place(self, digits: _Place) -> _Place:
-        """Distances from rank 0 along each dimension, sorted if all dimensions are alike."""
-        shapes = zip(digits, self.sizes, self.rings, strict=True)
-        return self._sorted(min(x, size - x) if ring else x for x, size, ring in shapes)
+    def _distance(self, place: _Place) -> int:
+        """Number of hops from the source to a place."""
+        shapes = zip(place, self.sizes, self._is_odd, strict=True)
+        return sum(min(x, size - x) if odd else x for x, size, odd in shapes)
 
     def _kind(self, src: _Place, dst: _Place) -> _Kind:
         """Key of a link by the coordinates of its ends, the same for links that a symmetry exchanges."""
@@ -178,18 +182,13 @@ class LinkLoads:
             found.append((0, int(x != y)) if ring else min((x, y), (size - 1 - x, size - 1 - y)))
         return tuple(sorted(found) if self.is_even else found)
 
-    def _reversals(self) -> Sequence[int] | None:
-        """Reverse of each kind of links: in reversed time, sums take its hops backwards.
-
-        None if some kind has no reverse: on odd rings, a source has two farthest ranks.
-        """
-        forward = [tuple(sorted(zip(*each, strict=True))) for each in self.hops]
-        kinds = {each: kind for kind, each in enumerate(forward)}
-        found = []
-        for here, there, sources in self.hops:
-            back = sorted(zip(self.reverse[there], self.reverse[here], sources, strict=True))
-            found.append(kinds.get(tuple(back), -1))
-        return None if -1 in found else found
+    def _reversals(self) -> list[int]:
+        """Reverse of each kind of links: in reversed time, sums take its hops backwards."""
+        kinds = {tuple(sorted(zip(*each, strict=True))): kind for kind, each in enumerate(self.hops)}
+        return [
+            kinds[tuple(sorted(zip(self.reverse[there], self.reverse[here], sources, strict=True)))]
+            for here, there, sources in self.hops
+        ]
 
     def priced(
         self, horizon: Fraction, steps: int, knots: int, *, limit_s: float = math.inf
@@ -206,8 +205,8 @@ class LinkLoads:
 class _Search:
     """Search over the prices for one horizon, with the mean price of link time as 1.
 
-    If kinds of links have reverses, prices are the same in reversed time: the price of a place and that of
-    the reverse place add up to the price of a path. So there are columns for half of the prices and kinds.
+    Prices are the same in reversed time: the price of a place and that of the reverse place add up to the
+    price of a path. So there are columns for half of the prices and kinds of links.
 
     - `least`: Min number of steps of a send.
     - `stretch`: (steps + 1, steps + 1) price of link time that a price of 1 needs, for sends that end in the
@@ -223,8 +222,9 @@ class _Search:
         costs = send_costs(latency, steps)
         length = np.subtract.outer(np.arange(steps + 1), np.arange(steps + 1))
         self.stretch = np.where(length < self.least, 0.0, 1 / costs[np.maximum(length, self.least)])
-        self.source, self.far = int(loads.distance.argmin()), int(loads.distance.argmax())
-        pairs = [*enumerate(loads.reversals or range(len(loads.hops)))]
+        self.source = int(loads.distance.argmin())
+        self.far = int(loads.reverse[self.source])
+        pairs = [*enumerate(loads.reversals)]
         self.kinds = [kind for kind, other in pairs if kind <= other]
         self.numbers = np.array([loads.links[a] * (1 if a == b else 2) for a, b in pairs if a <= b])
         self.mean = steps * int(loads.links.sum())
@@ -251,11 +251,10 @@ class _Search:
             other = self.loads.reverse[place], num_knots - 1 - knot
             if place in (self.source, self.far) or self.sign[place, knot]:
                 continue
-            if self.loads.reversals is not None:
-                if other == (place, knot):
-                    self.part[place, knot] = 0.5
-                    continue
-                self.column[other], self.sign[other], self.part[other] = number, -1, 1
+            if other == (place, knot):
+                self.part[place, knot] = 0.5
+                continue
+            self.column[other], self.sign[other], self.part[other] = number, -1, 1
             self.column[place, knot], self.sign[place, knot] = number, 1
             number += 1
         self.path, self.send, self.size = number, number + 1, number + 2
@@ -292,9 +291,10 @@ class _Search:
         line = prices.knots[:, self.knot] * (1 - self.share) + prices.knots[:, self.knot + 1] * self.share
         full = (line >= prices.path) & (not self.bounded)
         low = np.zeros(full.shape, bool)
-        for place, apart in enumerate(self.loads.distance.tolist()):
+        distance = self.loads.distance
+        for place, (apart, left) in enumerate(zip(distance, distance[self.loads.reverse], strict=True)):
             full[place, : apart * self.least] = True
-            low[place, self.steps + 1 - (self.loads.diameter - apart) * self.least :] = True
+            low[place, self.steps + 1 - left * self.least :] = True
         full[self.source], full[self.far] = False, True
         low[self.source] = True
         low |= (line <= 0) & (not self.bounded)
