@@ -93,7 +93,6 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     flow_time_bounds,
     byte_counting_bounds,
     node_sum_bounds,
-    rail_exchange_bounds,
     sum_flow_bounds,
     link_time_bounds,
     hub_time_bounds,
@@ -352,7 +351,7 @@ class _Finders:
         self.is_cut_off = True
 
     def cuts(self) -> Iterator[Claim]:
-        """Yield bounds that need no symmetry: of cuts around nodes, or of counts if there are many chunks."""
+        """Yield bounds that take hundredths of a second, or counts without symmetry for many chunks."""
         found: Iterable[Claim] = ()
         if self._divisible and self._crossings <= _MAX_CUT and self.best < self._enough:
             found = cut_claims(self.volume, node_cut(self.volume, in_network=self._in_network))
@@ -361,6 +360,10 @@ class _Finders:
         for claim in found:
             yield claim
             self.best = max(self.best, claim.ticks)
+        if self._divisible and self._crossings <= _MAX_TIMED and self.best < self._enough:
+            for claim in rail_exchange_bounds(self._demand, in_network=self._in_network):
+                yield claim
+                self.best = max(self.best, claim.ticks)
         # The narrowest cut of a mesh is through its middle: tenths of a second on 256 ranks.
         is_one_node = self._demand.topology.num_nodes == 1
         if self._divisible and is_one_node and self._crossings <= _MAX_FOUND and self.best < self._enough:
