@@ -191,3 +191,11 @@ def test_no_baseline_beats_the_rails():
         problem = taccl.make_problem(topology, "allreduce", size_bytes=size)
         nearest += ratios(certificates(merging_freely(problem)), problem, seed, searched=True)
     assert not nearest or 1 <= min(nearest) < 1.25
+
+
+def test_a_bound_without_time_counts_rails():
+    """Without time, the bound of 1 MB on eight DGX-A100 is rail exchange, for data with its padding."""
+    problem = taccl.make_problem(taccl.topologies.dgx_a100(8), "allreduce", size_bytes=MB, chunks_per_rank=32)
+    bound = taccl.lower_bound(problem, divisible=True, end_s=0.0)
+    assert bound.kind == "rail exchange" and bound.check()
+    assert 37.2 < bound.bound_us < 37.3

@@ -448,10 +448,10 @@ class _Finders:
 
 
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:
-    """Bounds for divisible data from the best cut around a node or a rank, and from the best level cut.
+    """Bounds for divisible data from the best cut around a node or a rank, the best level cut, and rails.
 
     There are none if the different chunks together have more than `_MAX_CUT` origins and destinations. Level
-    cuts are tried on single nodes of few links, where these are at most `_MAX_FOUND`.
+    cuts are tried on single nodes of few links up to `_MAX_FOUND` of these; rails up to `_MAX_TIMED`.
     """
     problem = by_switches_alone(problem) if in_network == "only" else problem
     volume = Volume(as_spreading(problem), divisible=True)
@@ -462,4 +462,6 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     is_sparse = topology.num_nodes == 1 and len(topology.links) <= _SPARSE_LINKS * topology.num_ranks
     if is_sparse and volume.num_ends <= _MAX_FOUND:
         found += cut_claims(volume, level_cut(volume, budget_s=_LEVELS_S))
+    if volume.num_ends <= _MAX_TIMED:
+        found += rail_exchange_bounds(NeededSends(volume.problem), in_network=bool(in_network))
     return found
