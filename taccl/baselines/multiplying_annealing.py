@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
-from taccl.baselines.multiplying_kernel import GATHER, SCATTER, SUM, Mixes, Plans, Room, Steps, anneal
+from taccl.baselines.multiplying_kernel import GATHER, SCATTER, SHARES, SUM, Mixes, Plans, Room, Steps, anneal
 from taccl.baselines.multiplying_overlaps import follows
 from taccl.baselines.multiplying_plans import Digit, PlanPart
 from taccl.baselines.multiplying_times import Grid, StepTimes
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from taccl._internal.deadline import Deadline
     from taccl.baselines.moves import Ints
+    from taccl.baselines.multiplying_mix_times import Delay
 
 #: `_AT_ONCE`: moves between two looks at the deadline (about 30 ms of CPU).
 #: `_COLD`: temperature at the end of a run, as a share of the estimated finish.
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
 #: `_LEAST_S`: min CPU seconds for annealing once the kernel is loaded, which takes 0.05 s of CPU.
 _AT_ONCE, _COLD, _SHARE, _COMPILE_S, _LEAST_S = 10_000, 0.000_02, 0.95, 3.0, 0.06
 _VERBS = {"scatter": SCATTER, "sum": SUM, "gather": GATHER}
+
+
+class Run(NamedTuple):
+    """Run of simulated annealing.
+
+    - `moves`: Number of its moves.
+    - `warm`: Temperature at its start, as a share of the estimated finish.
+    - `delays`: True to also delay steps of parts, so that others go first.
+    """
+
+    moves: int
+    warm: float
+    delays: bool = False
 
 
 class Annealing:
@@ -52,7 +66,7 @@ class Annealing:
         until: Deadline,
     ) -> None:
         self._until, self._most = until.sooner(_SHARE * until.left_s), most_parts
-        self._has_kernel = False
+        self._has_kernel, self._per_us = False, times.problem.costs.ticks_per_us
         self._place = {plan: number for number, plan in enumerate(plans)}
         heads: dict[tuple[Digit, bool], int] = {}
         num_steps = max((len(plan.steps()) for plan in plans), default=0)
@@ -86,27 +100,28 @@ class Annealing:
         )
 
     def improved(
-        self, mix: Sequence[tuple[PlanPart, int]], moves: int, warm: float, seed: int
-    ) -> list[tuple[PlanPart, int]]:
-        """Best mix of a run that starts from a mix, as (plan, number of chunks) of each part.
+        self, mix: Sequence[tuple[PlanPart, int, Delay]], run: Run, seed: int
+    ) -> list[tuple[PlanPart, int, Delay]]:
+        """Best mix of a run that starts from a mix, as (plan, number of chunks, delayed step) of each part.
 
         The given mix is returned if there is no time, not even to compile the kernel.
 
-        - `moves`: Number of moves of the run.
-        - `warm`: Temperature at the start of the run, as a share of the finish.
         - `seed`: Seed of the random numbers.
         """
         least_s = 0.0 if is_compiled(anneal) else _COMPILE_S * busy_factor()
         is_late = self._until.has_passed or self._until.left_s < least_s
-        if is_late or len(mix) > self._most or any(plan not in self._place for plan, _ in mix):
+        if is_late or len(mix) > self._most or any(plan not in self._place for plan, _, _ in mix):
             return [*mix]
         shape = 3, self._most
-        mixes = Mixes(np.full(3, len(mix)), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
-        mixes.plan[:, : len(mix)] = [self._place[plan] for plan, _ in mix]
-        mixes.size[:, : len(mix)] = [size for _, size in mix]
-        ticks, random = self.ticks, np.array([seed + 1], np.uint64)
+        plan, size, step = np.zeros((3, *shape), np.int64)
+        mixes = Mixes(np.full(3, len(mix)), plan, size, step, np.zeros(shape))
+        for k, (part, number, delay) in enumerate(mix):
+            plan[:, k], size[:, k] = self._place[part], number
+            step[:, k], mixes.delay[:, k] = delay[0], delay[1] * self._per_us
+        ticks, random, shares = self.ticks, np.array([seed + 1], np.uint64), np.array(SHARES[run.delays])
+        moves, warm = run[:2]
         ticks[:] = math.inf
-        anneal(self._plans, self._steps, mixes, self._room, ticks, np.zeros(0), random)
+        anneal(self._plans, self._steps, mixes, self._room, ticks, np.zeros(0), shares, random)
         if not self._has_kernel:
             self._has_kernel = True
             self._until = self._until.at_least(_LEAST_S * busy_factor())
@@ -115,10 +130,10 @@ class Annealing:
             if self._until.has_passed:
                 break
             some = heats[begin : begin + _AT_ONCE]
-            anneal(self._plans, self._steps, mixes, self._room, ticks, some, random)
+            anneal(self._plans, self._steps, mixes, self._room, ticks, some, shares, random)
         number, plans = mixes.number[0], [*self._place]
-        found = zip(mixes.plan[0, :number].tolist(), mixes.size[0, :number].tolist(), strict=True)
-        return [(plans[place], size) for place, size in found]
+        found = zip(*(each[0, :number].tolist() for each in mixes[1:]), strict=True)
+        return [(plans[place], size, (step, delay / self._per_us)) for place, size, step, delay in found]
 
 
 def compile_annealing() -> None:
@@ -126,7 +141,7 @@ def compile_annealing() -> None:
     problem = make_problem(ring(2), "allreduce", size_bytes=2)
     times, plan = StepTimes(problem, Grid(problem)), PlanPart((Digit(False, 2, 1),))
     Annealing(times, np.zeros(1, np.int64), [plan], most_parts=1, until=NEVER).improved(
-        [(plan, 2)], 1, 1.0, 0
+        [(plan, 2, (0, 0.0))], Run(1, 1.0), 0
     )
 
 

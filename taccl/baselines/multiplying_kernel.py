@@ -24,11 +24,15 @@ _ROUNDING = 1 + 1e-9
 #: Values of `Plans.verb`.
 SCATTER, SUM, GATHER = 0, 1, 2
 #: Moves of the search, by the upper end of their shares of all moves, in percent.
-#: `_NEW`: chunks of the largest part get another plan, first or last.
-#: `_SPLIT`: chunks of a part become a part of their own.
-#: `_SHIFT`: chunks move from one part to another.
-#: `_REPLAN`: a part gets another plan. In the other moves, a part gets another place.
-_NEW, _SPLIT, _SHIFT, _REPLAN = 20, 35, 70, 80
+#: `NEW`: chunks of the largest part get another plan, first or last.
+#: `SPLIT`: chunks of a part become a part of their own.
+#: `SHIFT`: chunks move from one part to another.
+#: `REPLAN`: a part gets another plan.
+#: `DELAY`: a step of a part starts only after a step of another part, or at once. In the other moves, a part
+#: gets another place.
+NEW, SPLIT, SHIFT, REPLAN, DELAY = 0, 1, 2, 3, 4
+#: Shares of moves without and with delays.
+SHARES = (20, 35, 70, 80, 80), (20, 35, 65, 75, 88)
 
 
 class Plans(NamedTuple):
@@ -72,11 +76,14 @@ class Mixes(NamedTuple):
 
     - `number`: (3,) number of parts.
     - `plan`, `size`: (3, num_parts) plan of each part, and number of its chunks.
+    - `step`, `delay`: (3, num_parts) index of a step of each part, and its earliest start.
     """
 
     number: Ints
     plan: Ints
     size: Ints
+    step: Ints
+    delay: Floats
 
 
 class Room(NamedTuple):
@@ -192,6 +199,8 @@ def _finish(plans: Plans, steps: Steps, mixes: Mixes, which: int, room: Room, mo
                 s = room.place[k] + after
                 if s < room.length[k]:
                     start = room.ready[k]
+                    if s == mixes.step[which, k]:
+                        start = max(start, mixes.delay[which, k])
                     for r in range(len(free)):
                         if free[r] > start and room.busy[k, s, r] > 0:
                             start = free[r]
@@ -236,14 +245,17 @@ def _copy(mixes: Mixes, src: int, dst: int) -> None:
     mixes.number[dst] = mixes.number[src]
     for k in range(mixes.number[src]):
         mixes.plan[dst, k], mixes.size[dst, k] = mixes.plan[src, k], mixes.size[src, k]
+        mixes.step[dst, k], mixes.delay[dst, k] = mixes.step[src, k], mixes.delay[src, k]
 
 
 @inner
-def _insert(mixes: Mixes, place: int, plan: int, size: int) -> None:
+def _insert(mixes: Mixes, place: int, plan: int, size: int, step: int, delay: float) -> None:
     """Insert a part into the changed mix."""
     for k in range(mixes.number[2], place, -1):
         mixes.plan[2, k], mixes.size[2, k] = mixes.plan[2, k - 1], mixes.size[2, k - 1]
+        mixes.step[2, k], mixes.delay[2, k] = mixes.step[2, k - 1], mixes.delay[2, k - 1]
     mixes.plan[2, place], mixes.size[2, place] = plan, size
+    mixes.step[2, place], mixes.delay[2, place] = step, delay
     mixes.number[2] += 1
 
 
@@ -253,6 +265,7 @@ def _remove(mixes: Mixes, place: int) -> None:
     mixes.number[2] -= 1
     for k in range(place, mixes.number[2]):
         mixes.plan[2, k], mixes.size[2, k] = mixes.plan[2, k + 1], mixes.size[2, k + 1]
+        mixes.step[2, k], mixes.delay[2, k] = mixes.step[2, k + 1], mixes.delay[2, k + 1]
 
 
 @inner
@@ -265,38 +278,51 @@ def _amount(size: int, random: NDArray[np.uint64]) -> int:
 
 
 @inner
-def _change(mixes: Mixes, num_plans: int, random: NDArray[np.uint64]) -> bool:
-    """Make the changed mix a random neighbour of the current one; false if it would have too many parts."""
+def _change(mixes: Mixes, num_plans: int, room: Room, shares: Ints, random: NDArray[np.uint64]) -> bool:
+    """Make the changed mix a random neighbour of the current one; false if it would have too many parts.
+
+    - `room`: Starts of steps in an earlier mix, after which a step may be delayed.
+    - `shares`: As for `anneal`.
+    """
     _copy(mixes, 1, 2)
     plan, size, number = mixes.plan[2], mixes.size[2], mixes.number[2]
     move, here = draw_below(random, 100), draw_below(random, number)
-    if move < _NEW:
+    if move < shares[NEW]:
         for k in range(number):
             if size[k] > size[here]:
                 here = k
     moved, old = _amount(size[here], random), plan[here]
-    if move < _SPLIT:
+    step, delay = mixes.step[2, here], mixes.delay[2, here]
+    if move < shares[SPLIT]:
         if number == len(plan) and moved < size[here]:
             return False
         size[here] -= moved
         if size[here] == 0:
             _remove(mixes, here)
-        if move < _NEW:
+        if move < shares[NEW]:
             old = draw_below(random, num_plans)
-            _insert(mixes, mixes.number[2] * draw_below(random, 2), old, moved)
+            _insert(mixes, mixes.number[2] * draw_below(random, 2), old, moved, 0, 0.0)
         else:
-            _insert(mixes, draw_below(random, mixes.number[2] + 1), old, moved)
-    elif move < _SHIFT:
+            _insert(mixes, draw_below(random, mixes.number[2] + 1), old, moved, step, delay)
+    elif move < shares[SHIFT]:
         size[draw_below(random, number)] += moved
         size[here] -= moved
         if size[here] == 0:
             _remove(mixes, here)
-    elif move < _REPLAN:
+    elif move < shares[REPLAN]:
         plan[here] = draw_below(random, num_plans)
+    elif move < shares[DELAY]:
+        mixes.step[2, here], mixes.delay[2, here] = 0, 0.0
+        other = draw_below(random, 2 * number)
+        if other < number and room.length[other] > 0:
+            # One tick later, so that the other step goes first.
+            mixes.delay[2, here] = room.since[other, draw_below(random, room.length[other])] + 1.0
+            if draw_below(random, 2) == 0:
+                mixes.step[2, here] = draw_below(random, max(1, room.length[here]))
     else:
         moved = size[here]
         _remove(mixes, here)
-        _insert(mixes, draw_below(random, number), old, moved)
+        _insert(mixes, draw_below(random, number), old, moved, step, delay)
     return True
 
 
@@ -308,17 +334,19 @@ def anneal(
     room: Room,
     ticks: Floats,
     heats: Floats,
+    shares: Ints,
     random: NDArray[np.uint64],
 ) -> None:
     """Try moves from the current mix; the best mix is kept.
 
     - `ticks`: (2,) finish of the best mix and of the current one, which change; infinite if not known.
     - `heats`: (num_moves,) temperature of each move, in ticks.
+    - `shares`: (5,) upper ends of the shares of moves, one of `SHARES`.
     """
     if ticks[1] == math.inf:
         ticks[:] = _finish(plans, steps, mixes, 1, room, math.inf)
     for heat in heats:
-        if not _change(mixes, len(plans.kind), random):
+        if not _change(mixes, len(plans.kind), room, shares, random):
             continue
         unit = (1 + draw_below(random, 1 << 30)) / (1 << 30)
         found = _finish(plans, steps, mixes, 2, room, ticks[1] - heat * math.log(unit))

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
     #: See `TimedPart.steps`.
-    TimedStep = tuple[float, list[tuple[int, float]], float, bool]
+    TimedStep = tuple[float, list[tuple[int, float]], float, bool, float]
+    #: (index of a step of a part, its earliest start in us).
+    Delay = tuple[int, float]
 
 #: Max resources with different loads for which mixed plans are searched; with more, estimates are too slow.
 MOST_RESOURCES = 64
@@ -38,8 +40,9 @@ class TimedPart:
     """Part of a mixed plan, with its estimated times.
 
     - `size`: Number of its chunks.
+    - `delay`: A step that starts later, so that other parts go first.
     - `steps`: (ticks of the step, its holds, ticks from its start to the end of the steps that depend on it,
-      True if it only moves chunks of the own node) of each step.
+      True if it only moves chunks of the own node, its earliest start) of each step.
     - `alone`: Undelayed times of each step; empty if steps follow one another.
     - `loads`: For each resource, the ticks for which the part holds it.
     - `heads`, `tails`: For each resource, the ticks before its first use, and after its last use. Both are
@@ -48,6 +51,7 @@ class TimedPart:
 
     part: PlanPart
     size: int
+    delay: Delay
     steps: list[TimedStep]
     alone: list[Undelayed]
     loads: list[float]
@@ -64,6 +68,8 @@ class TimedPart:
         cls,
         part: PlanPart,
         size: int,
+        delay: Delay,
+        ticks_per_us: int,
         steps: Sequence[tuple[tuple[str, Digit], float, list[tuple[int, float]]]],
         num_resources: int,
     ) -> TimedPart:
@@ -82,9 +88,10 @@ class TimedPart:
             for place, busy in holds:
                 loads[place] += busy
                 heads[place], tails[place] = min(heads[place], start), min(tails[place], left - busy)
-            rows.append((ticks, holds, left, head[1].own > 0))
+            earliest = ticks_per_us * delay[1] if number == delay[0] else 0.0
+            rows.append((ticks, holds, left, head[1].own > 0, earliest))
             left -= ticks
-        return cls(part, size, rows, alone, loads, heads, tails)
+        return cls(part, size, delay, rows, alone, loads, heads, tails)
 
 
 #: Mixed plan: parts of the chunks in order of priority.
@@ -114,7 +121,7 @@ class MixTimes:
         #: Place of each resource of the topology in `resources`, -1 if it has none.
         self._place = np.full(len(times.problem.topology.resources), -1)
         self._place[self.resources] = np.arange(len(self.resources))
-        self._parts: dict[tuple[PlanPart, int], TimedPart] = {}
+        self._parts: dict[tuple[PlanPart, int, Delay], TimedPart] = {}
         self._known: dict[tuple[int, Digit, bool], Step] = {}
         #: {mixed plan: (finish in ticks, or inf if later than a limit; this limit)}.
         self._finishes: dict[tuple[TimedPart, ...], tuple[float, float]] = {}
@@ -163,14 +170,16 @@ class MixTimes:
             since, first, is_own, early = math.inf, -1, False, False
             for k in parts:
                 start = ready[k]
-                _, holds, _, own = left[k][-1]
+                _, holds, _, own, earliest = left[k][-1]
+                if earliest > start:
+                    start = earliest
                 for place, _ in holds:
                     if free[place] > start:
                         start = free[place]
                 if start < since or (start == since and is_own and not own):
                     since, first, is_own, early = start, k, own, False
                 if k in others:
-                    start = ready[k]
+                    start = max(ready[k], others[k][4])
                     for place, _ in others[k][1]:
                         if free[place] > start:
                             start = free[place]
@@ -179,7 +188,7 @@ class MixTimes:
             if first < 0:
                 return math.inf
             steps = left[first]
-            ticks, holds, rest, _ = steps.pop(-1 - early)
+            ticks, holds, rest, _, _ = steps.pop(-1 - early)
             if since + rest > most:
                 return math.inf
             for place, busy in holds:
@@ -202,16 +211,17 @@ class MixTimes:
                 parts.remove(first)
         return finish
 
-    def timed(self, part: PlanPart, size: int) -> TimedPart:
+    def timed(self, part: PlanPart, size: int, delay: Delay = (0, 0.0)) -> TimedPart:
         """Part of a mixed plan that has `size` chunks; the same object for the same arguments."""
-        key = part, size
+        key = part, size, delay
         if key not in self._parts:
             held, steps, heads = size, [], part.steps(spreads=self._spreads)
             for head in heads:
                 steps.append(self._step(share_in(head, held), head[1], head[0] != "scatter"))
                 held = held_after(head, held)
             rows = [(head, *step) for head, step in zip(heads, steps, strict=True)]
-            self._parts[key] = TimedPart.of(part, size, rows, len(self.resources))
+            per_us = self._times.problem.costs.ticks_per_us
+            self._parts[key] = TimedPart.of(part, size, delay, per_us, rows, len(self.resources))
         return self._parts[key]
 
     def _step(self, count: int, digit: Digit, is_same: bool) -> Step:

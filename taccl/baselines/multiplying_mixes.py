@@ -5,14 +5,15 @@ mixed plan uses these times: some parts cross between nodes before they are summ
 the end. Parts with more steps and fewer bytes share the bottleneck with parts of fewer steps and more bytes.
 
 Simulated annealing over the plans, sizes and order of the parts minimises the estimated finish
-(`taccl.baselines.multiplying_annealing`).
+(`taccl.baselines.multiplying_annealing`). If time is left, it also delays steps, and those of other parts go
+first.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl._internal.caching import cached
@@ -43,16 +44,15 @@ PAYS = 0.997
 _MOST_PARTS, _EQUAL_PARTS, _LEAST_EACH = 20, (1, 2, 4, 8), 4
 #: Divided forms of a plan are tried in equal parts if the plan takes at most this multiple of the best time.
 _NEAR = 1.1
-#: Runs of simulated annealing: (number of moves, initial temperature as a share of the estimated finish).
-#: 1,000 moves need 2 to 4 ms of CPU.
+#: Runs of simulated annealing, as arguments of `Run`. 1,000 moves need 2 to 4 ms of CPU.
 #: `_RUNS`: the first run starts from equal parts; a later run starts from the best mix so far.
 #: `_MORE_RUNS`: runs of a search that has time left; they gain up to 2 %.
 #: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
 #: `_GREEDY_SHARE`: a greedy mix competes after the first run unless this run ends at less than this share of
 #: its start, as greedy mixes usually gain at most 2 %.
-_RUNS = (20_000, 0.005), (60_000, 0.02), (60_000, 0.002)
-_MORE_RUNS = ((150_000, 0.01), (150_000, 0.005)) * 2
-_MILD_RUNS, _GREEDY_SHARE = ((100_000, 0.002),), 0.98
+_RUNS = (20_000, 0.005, False), (60_000, 0.02, False), (60_000, 0.002, False)
+_MORE_RUNS = tuple((150_000, warm, delays) for delays in (False, False, True) for warm in (0.01, 0.005))
+_MILD_RUNS, _GREEDY_SHARE = ((100_000, 0.002, False),), 0.98
 
 
 def soonest_mix(
@@ -263,7 +263,7 @@ def best_mix(
     - `patient`: True for further runs of annealing (`_MORE_RUNS`).
     - `is_mild`: True for one run at a low temperature (`_MILD_RUNS`).
     """
-    from taccl.baselines.multiplying_annealing import Annealing  # it loads kernels
+    from taccl.baselines.multiplying_annealing import Annealing, Run  # it loads kernels
 
     first = first or times
     if not (equal := _equal_mixes(times, first).mixes):
@@ -278,8 +278,9 @@ def best_mix(
         plans = _insertable(times, first)
         annealing = Annealing(times, mixes.resources, plans, most_parts=_MOST_PARTS, until=until)
         runs = _MILD_RUNS if is_mild else (*_RUNS, *_MORE_RUNS) if patient else _RUNS
-        for seed, (moves, warm) in enumerate(runs):
-            parts = annealing.improved([(each.part, each.size) for each in best], moves, warm, seed)
+        for seed, run in enumerate(runs):
+            start = [(each.part, each.size, each.delay) for each in best]
+            parts = annealing.improved(start, Run(*run), seed)
             best = min(best, [mixes.timed(*each) for each in parts], key=mixes.finish)
             gains_more = seed or like is not None or mixes.finish(best) < _GREEDY_SHARE * before
             if not (gains_more or until.has_passed):
@@ -288,20 +289,24 @@ def best_mix(
 
 
 def _plan_of(mix: Mix) -> StepPlan:
-    return StepPlan(tuple(each.part for each in mix), MIXED, tuple(each.size for each in mix))
+    delays = tuple(each.delay for each in mix)
+    parts, sizes = tuple(each.part for each in mix), tuple(each.size for each in mix)
+    return StepPlan(parts, MIXED, sizes, delays if any(us for _, us in delays) else ())
 
 
 def _scaled(mixes: MixTimes, plan: StepPlan) -> Mix:
     """Mixed plan in the chunks of other times, with the shares of its parts kept if possible."""
     scaled = _in_chunks(plan, mixes.num_chunks)
-    return [mixes.timed(part, size) for part, size in zip(scaled.parts, scaled.sizes, strict=True)]
+    delays = scaled.delays or ((0, 0.0),) * len(scaled.parts)
+    return [mixes.timed(*each) for each in zip(scaled.parts, scaled.sizes, delays, strict=True)]
 
 
 def _in_chunks(plan: StepPlan, num_chunks: int) -> StepPlan:
     """Mixed plan converted to finer or coarser chunks, with the shares of its parts kept if possible."""
     ends = [end * num_chunks // sum(plan.sizes) for end in accumulate(plan.sizes, initial=0)]
-    rows = [(part, b - a) for part, (a, b) in zip(plan.parts, pairwise(ends), strict=True) if b > a]
-    return plan._replace(parts=tuple(part for part, _ in rows), sizes=tuple(size for _, size in rows))
+    sizes = tuple(b - a for a, b in pairwise(ends))
+    parts, delays = tuple(compress(plan.parts, sizes)), tuple(compress(plan.delays, sizes))
+    return plan._replace(parts=parts, sizes=tuple(filter(None, sizes)), delays=delays)
 
 
 def _equal(mixes: MixTimes, part: PlanPart, num_chunks: int, number: int) -> Mix:

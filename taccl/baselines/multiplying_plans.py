@@ -135,11 +135,13 @@ class StepPlan(NamedTuple):
     - `how`: Kind of division into parts; empty for a single part.
     - `sizes`: Number of chunks of each part of `MIXED`; for `BY_NODE`, that of each rank. If it is empty,
       `MIXED` does not apply, and each part of `BY_NODE` has all chunks of its nodes.
+    - `delays`: (index of a step, its earliest start in us) of each part of `MIXED`; empty if there are none.
     """
 
     parts: tuple[PlanPart, ...]
     how: str = ""
     sizes: tuple[int, ...] = ()
+    delays: tuple[tuple[int, float], ...] = ()
 
     def __str__(self) -> str:
         if self.how == MIXED:

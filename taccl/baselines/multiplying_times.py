@@ -201,7 +201,8 @@ class StepTimes:
         left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
         if len(left) == 1 and not plan.parts[0].is_divided:
             return (rests[0][0].left if rests[0] else 0.0), [PlanStep(*head, (0,)) for head in left[0]]
-        above = most * _ROUNDING
+        above, per_us = most * _ROUNDING, self.problem.costs.ticks_per_us
+        delays = {(k, step): us * per_us for k, (step, us) in enumerate(plan.delays)}
         free, done = np.zeros(len(self.problem.topology.resources)), [Progress() for _ in left]
 
         def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats, Ints]:
@@ -211,8 +212,9 @@ class StepTimes:
         used_by = {(k, False): takes(steps[0], [k])[2] for k, steps in enumerate(left) if steps}
         while used_by:
             starts = [
-                (max(done[k].ready, float(free[used].max(initial=0))), k, early)
+                (max(done[k].ready, float(free[used].max(initial=0)), delays.get(step, 0.0)), k, early)
                 for (k, early), used in used_by.items()
+                for step in [(k, done[k].place + early)]
             ]
             if any(start + rests[k][done[k].place + early].left > above for start, k, early in starts):
                 return math.inf, []

@@ -16,7 +16,7 @@ from taccl import collectives
 from taccl._internal.deadline import NEVER, Deadline
 from taccl.baselines import forms, multiplying, multiplying_annealing, one_shot, recursive, spread
 from taccl.baselines.multiplying import Estimated, mixed_schedule
-from taccl.baselines.multiplying_annealing import Annealing
+from taccl.baselines.multiplying_annealing import Annealing, Run
 from taccl.baselines.multiplying_mix_times import MixTimes
 from taccl.baselines.multiplying_mixes import _insertable, best_mix, greedy_mix, soonest_mix, times_of, to_mix
 from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_mixable, all_plans
@@ -379,7 +379,7 @@ def test_a_search_for_a_mix_makes_moves_even_if_loading_its_kernel_takes_all_the
     """The clock passes the deadline as the kernel is called first. A search that begins late makes no moves."""
     now_s, moves = [0.0], []
 
-    def slow(_plans, _steps, _mixes, _room, _ticks, heats, _random):
+    def slow(_plans, _steps, _mixes, _room, _ticks, heats, _shares, _random):
         now_s[0] += 10.0 * (not moves)
         moves.append(len(heats))
 
@@ -390,7 +390,8 @@ def test_a_search_for_a_mix_makes_moves_even_if_loading_its_kernel_takes_all_the
     for until, made in ((Deadline(1.0), [0, 5]), (Deadline(10.0), [])):
         moves.clear()
         search = Annealing(times, np.zeros(1, int), [plan], most_parts=1, until=until)
-        assert search.improved([(plan, 2)], 5, 1.0, 0) == [(plan, 2)]
+        start = [(plan, 2, (0, 0.0))]
+        assert search.improved(start, Run(5, 1.0), 0) == start
         assert moves == made
 
 
@@ -506,11 +507,12 @@ def test_divided_messages_are_timed_exactly(nodes):
     annealing = Annealing(times, mixes.resources, parts, most_parts=3, until=NEVER)
     for _ in range(6):
         number = random.choice((1, 3))
-        mix = [(random.choice(parts), 24 * nodes // number) for _ in range(number)]
-        plan = StepPlan(tuple(part for part, _ in mix), "mixed", tuple(size for _, size in mix))
+        delays = [(random.randrange(4), random.choice((0.0, random.uniform(0, 50)))) for _ in range(number)]
+        mix = [(random.choice(parts), 24 * nodes // number, delay) for delay in delays]
+        plan = StepPlan(tuple(each[0] for each in mix), "mixed", tuple(each[1] for each in mix), (*delays,))
         schedule = sends_of(times, plan, 1).schedule(problem, producer="")
         assert taccl.verify(schedule).ok
-        annealing.improved(mix, 0, 1.0, 0)
+        annealing.improved(mix, Run(0, 1.0), 0)
         assert annealing.ticks[0] == pytest.approx(mixes.finish([mixes.timed(*each) for each in mix]))
         assert annealing.ticks[0] == pytest.approx(times.ticks(plan))
         assert schedule.finish_ticks <= times.ticks(plan) * (1 + 1e-9)
@@ -609,12 +611,14 @@ def test_the_kernel_of_mixes_has_the_times_of_their_estimates():
         mixes = MixTimes(times, parts)
         annealing = Annealing(times, mixes.resources, parts, most_parts=8, until=NEVER)
         for seed in range(10):
-            mix = [(random.choice(parts), random.randint(1, 8)) for _ in range(4)]
+            delays = [(random.randrange(5), random.choice((0.0, random.uniform(0, 10)))) for _ in range(4)]
+            mix = [(random.choice(parts), random.randint(1, 8), delay) for delay in delays]
             start, found = (
                 mixes.finish([mixes.timed(*each) for each in some])
-                for some in (mix, annealing.improved(mix, 100, 0.01, seed))
+                for some in (mix, annealing.improved(mix, Run(100, 0.01, True), seed))
             )
-            assert annealing.ticks[0] == found <= start
+            assert annealing.ticks[0] == pytest.approx(found)
+            assert found <= start
 
 
 def test_a_mix_in_other_chunks_keeps_the_shares_of_its_parts():
