@@ -344,39 +344,55 @@ def _priced(facts: Facts, witness: CutDual) -> Fraction:
         return Fraction(0)
     paid = pays(facts, witness.prices)
     asked = [Fraction(0)] * len(paid)
-    need = Fraction(0)
+    need, moves = Fraction(0), _moves(facts)
     for each in witness.charges:
         part_of = {r: i for i, part in enumerate(each.parts) for r in part}
         if len(each.parts) > 1 and (facts.in_network or not facts.sums):
             return Fraction(0)
         if len(part_of) != sum(map(len, each.parts)):
             return Fraction(0)
+        inside = each.parts[0]
         for e in facts.allowed:
             link = facts.topology.links[e]
             if len(each.parts) > 1:
                 ends = {(part_of.get(src), part_of.get(dst)) for src in link.srcs for dst in link.dsts}
                 crosses = sum(out != into for out, into in ends)
             else:
-                crosses = any(r in part_of for r in link.dsts) and any(r not in part_of for r in link.srcs)
-            asked[e] += crosses * each.charge
-        need += each.charge * _must_enter(facts, each.parts)
+                crosses = not (inside.isdisjoint(link.dsts) or inside.issuperset(link.srcs))
+            if crosses:
+                asked[e] += crosses * each.charge
+        need += each.charge * _must_enter(moves, each.parts, sums=facts.sums)
     if any(asked[e] > paid[e] for e in facts.allowed):
         return Fraction(0)
     return soonest(facts, witness.prices, [e for e in facts.allowed if asked[e]], need)
 
 
-def _must_enter(facts: Facts, parts: Sequence[frozenset[int]]) -> int:
+def _moves(facts: Facts) -> list[tuple[int, Sequence[int], Sequence[int]]]:
+    """Volume of each chunk, the ranks where it starts or is derived, and those that want it."""
+    return [
+        (
+            1 if facts.by_chunk else units,
+            (*data.origins, facts.made_at[c].rank) if c in facts.made_at else data.origins,
+            data.destinations,
+        )
+        for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True))
+    ]
+
+
+def _must_enter(
+    moves: Sequence[tuple[int, Sequence[int], Sequence[int]]], parts: Parts, *, sums: bool
+) -> int:
     """Min volume that must enter a set, or pass between the parts of a partition."""
-    volume = 0
-    for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
-        weight = 1 if facts.by_chunk else units
-        starts, ends = set(data.origins), set(data.destinations)
-        starts |= {facts.made_at[c].rank} if c in facts.made_at else set()
-        if len(parts) > 1:
-            sharers = sum(not part.isdisjoint(starts) and not part.isdisjoint(ends) for part in parts)
-            volume += weight * max(0, 2 * (sharers - 1))
-        elif ends.isdisjoint(parts[0]):
-            continue
-        elif starts - parts[0] if facts.sums else starts.isdisjoint(parts[0]):
-            volume += weight
-    return volume
+    if len(parts) > 1:
+        shared = (
+            weight * (sum(not (part.isdisjoint(starts) or part.isdisjoint(ends)) for part in parts) - 1)
+            for weight, starts, ends in moves
+        )
+        return 2 * sum(max(0, each) for each in shared)
+    (inside,) = parts
+    return sum(
+        weight
+        for weight, starts, ends in moves
+        if not inside.isdisjoint(ends)
+        and (not inside.issuperset(starts) if sums else inside.isdisjoint(starts))
+    )

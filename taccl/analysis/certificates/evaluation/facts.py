@@ -383,15 +383,13 @@ def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
 
     If chunk sizes differ or data is divisible, the cost of one unit of data.
     """
-    units, most, most_merged = facts.units[0] if facts.by_chunk else 1, joined(facts), merged(facts)
-    pays = []
+    units, alone, together = facts.units[0] if facts.by_chunk else 1, joined(facts), merged(facts)
+    costs = []
     for e, held in enumerate(facts.holds):
-        share = Fraction(1, most_merged if e in facts.clauses.merging else most)
-        total = Fraction(0)
-        for resource, (alpha, beta, _) in held.items():
-            total += prices[resource] * (alpha * share + beta * units)
-        pays.append(total)
-    return pays
+        alpha = sum(prices[resource] * hold[0] for resource, hold in held.items())
+        beta = sum(prices[resource] * hold[1] for resource, hold in held.items())
+        costs.append(Fraction(alpha, together if e in facts.clauses.merging else alone) + beta * units)
+    return costs
 
 
 def merged(facts: Facts) -> int:
