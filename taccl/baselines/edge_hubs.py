@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 _MOST_EDGES = 16
 #: Max lattices with the same number and direction of edges for which paths are searched: those whose hubs
 #: are nearest to all ranks.
-_MOST_LATTICES = 64
-#: Max states of a search for a path (about 0.2 s).
-_MOST_STATES = 10_000
+_MOST_LATTICES = 16
+#: Max states of a search for a path (about 0.03 s).
+_MOST_STATES = 3_000
 
 Digits = tuple[int, ...]
 #: (rank that sends, rank that receives, True for an exchange).
@@ -158,69 +158,85 @@ class EdgePlan:
 
 
 def edge_plans(dims: Dimensions) -> Iterator[EdgePlan]:
-    """Yield the plan with the fewest steps for each direction and number of edges; none on lines."""
+    """Yield plans of few steps or few sends; none on lines."""
     if any(each.kind != "ring" and each.size > 2 for each in dims):
         return
     alike = {(each.size, each.alpha_us, each.beta_us_per_mb): k for k, each in enumerate(dims)}
-    for path in _paths(dims.sizes, tuple(sorted(alike.values()))):
-        yield EdgePlan(dims, path)
+    for axis in sorted(alike.values()):
+        for path in _paths(dims.sizes, axis):
+            yield EdgePlan(dims, path)
 
 
 @cache
-def _paths(sizes: Digits, axes: tuple[int, ...]) -> list[_Path]:
-    """Path with the fewest steps for each direction and number of edges."""
-    grid, found = _Grid(sizes), list[_Path]()
-    for axis in axes:
-        lattices: list[tuple[Digits, ...]] = [((0,) * len(sizes),)] if sizes[axis] % 2 == 0 else []
-        while lattices and len(lattices[0]) <= _MOST_EDGES:
-            reach = {each: int(grid.apart(grid.maps(each, axis)[:, 0]).max()) for each in lattices}
-            lattices = sorted(lattices, key=reach.__getitem__)[:_MOST_LATTICES]
-            least, best = math.inf, None
-            for lattice in lattices:
-                steps, path = _fewest_steps(grid, lattice, axis, least - reach[lattice])
-                if path:
-                    least, best = reach[lattice] + steps, _Path(lattice, axis, path)
-            if best is not None:
-                found.append(best)
-            lattices = grid.doubled(lattices, axis)
-    return found
+def _paths(sizes: Digits, axis: int) -> list[_Path]:
+    """Paths such that no other with edges along `axis` has fewer steps and no more sends in all.
+
+    With h hubs, the n ranks have 2 (n - h) sends to and from hubs, and h in each step of the path.
+    """
+    grid = _Grid(sizes)
+    found: list[tuple[int, int, _Path]] = []
+    lattices: list[tuple[Digits, ...]] = [((0,) * len(sizes),)] if sizes[axis] % 2 == 0 else []
+    while lattices and len(lattices[0]) <= _MOST_EDGES:
+        reach = {each: int(grid.apart(grid.maps(each, axis)[:, 0]).max()) for each in lattices}
+        lattices = sorted(lattices, key=reach.__getitem__)[:_MOST_LATTICES]
+        fewest: dict[int, tuple[int, _Path]] = {}
+        for lattice in lattices:
+            _shorten(grid, lattice, axis, reach[lattice], fewest)
+        found += [
+            (steps, 2 * len(lattices[0]) * (number - 2), path) for number, (steps, path) in fewest.items()
+        ]
+        lattices = grid.doubled(lattices, axis)
+    best: list[tuple[int, int, _Path]] = []
+    for steps, sends, path in sorted(found, key=lambda each: each[:2]):
+        if not best or sends < best[-1][1]:
+            best.append((steps, sends, path))
+    return [path for *_, path in best]
 
 
-def _fewest_steps(
-    grid: _Grid, lattice: tuple[Digits, ...], axis: int, most: float
-) -> tuple[float, tuple[Move, ...]]:
-    """(number of steps from the first exchange to the end, path of one hub's sums), by breadth-first search.
+def _shorten(
+    grid: _Grid,
+    lattice: tuple[Digits, ...],
+    axis: int,
+    reach: int,
+    fewest: dict[int, tuple[int, _Path]],
+) -> None:
+    """Enter better paths into {length of a path: (fewest steps in all, path)}, by breadth-first search.
 
     A hub then has the sums of all hubs that its own translations by `shifts` lead to, and of those that
-    reflections lead to whose translations are `last` less a shift. The path is empty if there is none with
-    fewer than `most` steps.
+    reflections lead to whose translations are `last` less a shift.
+
+    - `reach`: Number of steps before the path.
     """
     number = {each: i for i, each in enumerate(lattice)}
     maps = grid.maps(lattice, axis)
-    far = [int(grid.apart(maps[:, rank]).max()) for rank in range(grid.num_ranks)]
+    far = np.full(grid.num_ranks, -1)
+    for rank in range(grid.num_ranks):
+        if far[rank] < 0:
+            far[maps[:, rank]] = grid.apart(maps[:, rank]).max()
+    nearest = int(far.min())
     edge = np.eye(len(grid.sizes), dtype=np.int64)[axis]
     # The translation of the reflection that maps each rank to each neighbour; -1 if there is none.
-    ends = (grid.digits[:, :, None] + grid.digits[:, grid.near] - edge[:, None, None]) % grid.sizes_column[
-        ..., None
-    ]
-    meets = [[number.get(tuple(each), -1) for each in some] for some in ends.transpose(1, 2, 0).tolist()]
+    ends = grid.digits[:, :, None] + grid.digits[:, grid.near] - edge[:, None, None]
+    ends = (ends % grid.sizes[:, None, None]).transpose(1, 2, 0)
+    meets = [[number.get(tuple(each), -1) for each in some] for some in ends.tolist()]
     less = [[number[tuple((np.array(a) - b) % grid.sizes)] for b in lattice] for a in lattice]
     add = [[number[tuple(np.add(a, b) % grid.sizes)] for b in lattice] for a in lattice]
     near = grid.near.tolist()
-    best: tuple[float, tuple[Move, ...]] = (most, ())
     start = frozenset([0]), 0, 0
     paths: dict[tuple[frozenset[int], int, int], tuple[Move, ...]]
-    paths, seen = {start: ((0, grid.rank_at(edge), True),)}, {start}
-    steps = 1
+    paths, seen, length = {start: ((0, grid.rank_at(edge), True),)}, {start}, 1
     while paths and len(seen) <= _MOST_STATES:
+        least = min((steps for each, (steps, _) in fewest.items() if each <= length), default=math.inf)
         for (shifts, _, rank), path in paths.items():
-            if len(shifts) == len(lattice) and steps + far[rank] < best[0]:
-                best = steps + far[rank], path
-        steps += 1
-        if steps + min(far) >= best[0]:
-            break
+            steps = reach + length + int(far[rank])
+            if len(shifts) == len(lattice) and steps < least:
+                least, fewest[length] = steps, (steps, _Path(lattice, axis, path))
         later = {}
+        length += 1
         for (shifts, last, rank), path in paths.items():
+            exchanges_left = (len(lattice) // len(shifts)).bit_length() - 1
+            if reach + length + max(0, exchanges_left - 1) + nearest >= least:
+                continue
             for to, meet in zip(near[rank], meets[rank], strict=True):
                 states = [((shifts, last, to), False)]
                 if meet >= 0:
@@ -232,7 +248,6 @@ def _fewest_steps(
                         seen.add(state)
                         later[state] = (*path, (rank, to, exchanges))
         paths = later
-    return best
 
 
 class _Grid:

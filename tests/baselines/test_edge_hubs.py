@@ -29,16 +29,16 @@ def fewest_sends(sizes):
     [
         ((8,), {7: 14, 5: 20, 4: 32}),
         # Constraint programming, ended before it was complete, found no fewer sends in 4 or 5 steps.
-        ((4, 4), {7: 30, 5: 36, 6: 48, 4: 64}),
+        ((4, 4), {7: 30, 6: 32, 5: 36, 4: 64}),
         # Two regions of 32 ranks: 3 steps to collect, 1 to exchange, 4 until hubs of both meet, 3 to spread.
-        ((8, 8), {15: 126, 11: 140, 10: 160}),
-        pytest.param((4, 4, 4), {11: 126, 8: 136, 9: 152, 7: 176}, marks=pytest.mark.slow),
+        ((8, 8), {15: 126, 13: 132, 11: 140, 10: 160}),
+        pytest.param((4, 4, 4), {11: 126, 10: 128, 9: 132, 8: 136, 7: 176}, marks=pytest.mark.slow),
         ((5,), {}),
     ],
 )
 def test_steps_and_sends(sizes, expected):
     found = fewest_sends(sizes)
-    assert {steps: found.get(steps) for steps in expected} == expected and bool(found) == bool(expected)
+    assert found == expected
 
 
 @pytest.mark.parametrize("sizes", [(4,), (6,), (3, 4), (2, 4), (4, 4), (4, 6), (4, 2, 2)])
