@@ -29,7 +29,7 @@ LINES = (
         "_internal.text_kinds",
         "_internal.web_text",
     ),
-    ("_internal.kernel_objects", "errors"),
+    ("errors",),
     (
         "_internal.caching",
         "_internal.deadline",

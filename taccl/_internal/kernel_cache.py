@@ -10,17 +10,15 @@ import pickle
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from numba.core import caching, types
+from numba.core import caching
 from numba.core.runtime.nrt import rtsys
-from numba.np.numpy_support import as_dtype
 
 from taccl._internal.address_space import require_free_space
-from taccl._internal.kernel_objects import Kind, Unsupported, allows_objects, keep, objects_in
 from taccl._internal.kernel_stamp import are_current, cache_name, compiler_versions, layouts
 from taccl.errors import CacheWarning, warn
 
@@ -139,31 +137,15 @@ class _FunctionCache(caching.FunctionCache):
         return (*super()._index_key(sig, codegen), layouts(sig))
 
 
-def _kind_of(kind: Any) -> Kind:
-    """A type of numba as `taccl._internal.kernel_objects` describes it; raises `Unsupported` for others."""
-    if kind in (types.int64, types.float64, types.boolean):
-        return str(kind)
-    if isinstance(kind, types.Array) and kind.layout == "C" and kind.mutable and kind.aligned:
-        return "array", as_dtype(kind.dtype).str, kind.ndim, "C"
-    if isinstance(kind, types.BaseNamedTuple):
-        named: Any = kind
-        made = named.instance_class
-        return "tuple", made.__module__, made.__qualname__, made._fields, tuple(map(_kind_of, named.types))
-    raise Unsupported
-
-
 class KernelCache(caching.NullCache):
     """Cache of one kernel, opened at its first call; errors of the cache never end a run.
 
     - `stamp`: Function that returns the kernel's stamp, a digest of all that is compiled into the kernel. It
       is called at the cache's first use, when all functions that the kernel calls are defined.
-    - `options`: Options of the compilation.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], stamp: Callable[[], str], options: dict[str, Any]
-    ) -> None:
-        self._function, self._stamp, self._options = function, stamp, options
+    def __init__(self, function: Callable[..., Any], stamp: Callable[[], str]) -> None:
+        self._function, self._stamp = function, stamp
 
     @cached_property
     def _kept(self) -> Any:
@@ -195,29 +177,13 @@ class KernelCache(caching.NullCache):
             self.flush()
             return None
 
-    def save_overload(self, sig: object, data: Any) -> None:
+    def save_overload(self, sig: object, data: object) -> None:
         """Store the code for a signature."""
         with self._without():
             self._kept.save_overload(sig, data)
-            if allows_objects(self._options) and isinstance(self._kept, _FunctionCache):
-                with suppress(Unsupported):
-                    self._keep_object(data)
-
-    def _keep_object(self, data: Any) -> None:
-        """Store the object code for a signature, so that it may run without numba."""
-        kinds = tuple(map(_kind_of, data.signature.args))
-        returns = data.signature.return_type
-        keep(
-            objects_in(Path(self.cache_path), self._function),
-            self._stamp(),
-            kinds,
-            data.fndesc.llvm_func_name,
-            None if returns == types.none else _kind_of(returns),
-            data.library.serialize_using_object_code()[2][0],
-        )
 
     def flush(self) -> None:
-        """Delete the code for all signatures that numba loads."""
+        """Delete the code for all signatures."""
         with self._without():
             self._kept.flush()
 

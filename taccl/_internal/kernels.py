@@ -1,7 +1,6 @@
 """Kernels, which are functions that numba compiles at their first call, and loads from a cache afterwards.
 
-The code of most kernels is loaded without numba, whose import takes 0.2 s of CPU
-(`taccl._internal.kernel_objects`). Otherwise numba is imported at the first call of a kernel.
+numba is imported at the first call of any kernel, as its import takes 0.2 s of CPU.
 
 The cache is where numba would keep it: in ``NUMBA_CACHE_DIR``, next to the source, or in the user's cache
 folder. If none of these is writable, it is in a private folder among the temporary files. Without a writable
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from functools import cache, partial, update_wrapper
@@ -20,15 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from taccl._internal.address_space import LLVM_BYTES, require_address_space
-from taccl._internal.kernel_objects import (
-    Kind,
-    Unsupported,
-    allows_objects,
-    is_kept,
-    kinds_of,
-    load,
-    objects_in,
-)
 from taccl._internal.kernel_stamp import StampedFunction, are_current, cache_name, compiler_versions
 
 require_address_space(LLVM_BYTES)  # LLVM kills the process if it gets no memory
@@ -87,28 +76,9 @@ class _Kernel(StampedFunction):
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         update_wrapper(self, function)
         super().__init__(function, options)
-        #: {kinds of arguments: code that runs without numba, None if there is none}.
-        self._loaded: dict[tuple[Kind, ...], Callable[..., Any] | None] = {}
 
     def __call__(self, *args: Any) -> Any:
-        if "_dispatcher" not in self.__dict__ and (found := self._without_numba(args)) is not None:
-            return found(*args)
         return self._dispatcher(*args)
-
-    def _without_numba(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """Code for the arguments that runs without numba; None if there is none, or if numba is loaded."""
-        is_known = bool(self._loaded) or "numba" not in sys.modules
-        if not (is_known and allows_objects(self._options) and self._is_beside):
-            return None
-        try:
-            kinds = kinds_of(args)
-        except Unsupported:
-            return None
-        if kinds not in self._loaded:
-            with _PREPARING:
-                if kinds not in self._loaded:
-                    self._loaded[kinds] = load(self._objects, self.stamp, kinds)
-        return self._loaded[kinds]
 
     def __getattr__(self, name: str) -> Any:
         if name == "_dispatcher":
@@ -123,26 +93,11 @@ class _Kernel(StampedFunction):
     @property
     def is_compiled(self) -> bool:
         """True if compiled code exists, loaded or cached; numba is imported only for caches elsewhere."""
-        if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
-            return True
-        if self._is_beside and "_dispatcher" not in self.__dict__:
-            return is_kept(self._objects, self.stamp) or self._is_kept(self._folder)
+        folder = Path(self._function.__code__.co_filename).parent / "__pycache__"
+        is_beside = not os.environ.get("NUMBA_CACHE_DIR") and os.access(folder, os.W_OK)
+        if is_beside and "_dispatcher" not in self.__dict__:
+            return os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" or self._is_kept(folder)
         return bool(getattr(self._dispatcher, "signatures", True)) or self._dispatcher._cache.is_filled
-
-    @property
-    def _folder(self) -> Path:
-        """Folder of the cache next to the source."""
-        return Path(self._function.__code__.co_filename).parent / "__pycache__"
-
-    @property
-    def _is_beside(self) -> bool:
-        """True if compiled code is kept next to the source."""
-        return not os.environ.get("NUMBA_CACHE_DIR") and os.access(self._folder, os.W_OK)
-
-    @property
-    def _objects(self) -> Path:
-        """File of the code that runs without numba."""
-        return objects_in(self._folder, self._function)
 
     def _prepare(self) -> Any:
         """Create the dispatcher, once for all threads."""
@@ -182,7 +137,7 @@ def _dispatcher(kernel: _Kernel, function: Callable[..., Any], options: dict[str
     dispatcher: Any = numba.njit(**options, pipeline_class=compiler)(function)
     if dispatcher is not function:  # NUMBA_DISABLE_JIT=1
         if not is_inner:  # inner functions are part of the cached code of their callers
-            dispatcher._cache = KernelCache(function, lambda: kernel.stamp, options)
+            dispatcher._cache = KernelCache(function, lambda: kernel.stamp)
         dispatcher.get_call_template = partial(_without_literals, dispatcher.get_call_template)
     return dispatcher
 

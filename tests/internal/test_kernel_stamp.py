@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from taccl._internal import kernel_cache, kernel_objects, kernels
+from taccl._internal import kernel_cache, kernels
 from taccl._internal.kernel_stamp import StampedFunction
 from taccl.synthesis.kernels import ruin_kernel
 from taccl.synthesis.kernels.improvement_kernel import improve
@@ -170,7 +170,7 @@ def test_an_edit_recompiles_the_kernels_that_reach_it(folder, load, old, new, ch
 @pytest.mark.slow
 def test_another_version_of_numba_recompiles_all_kernels(folder, load, monkeypatch):
     """Code that another version of numba compiled is not run."""
-    for module in (kernels, kernel_cache, kernel_objects):
+    for module in (kernels, kernel_cache):
         monkeypatch.setattr(module, "compiler_versions", lambda: ("another", "version", "here"))
     upper = load(folder)
     assert not any(kernels.is_compiled(getattr(upper, name)) for name in NAMES)
