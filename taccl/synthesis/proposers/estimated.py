@@ -63,12 +63,14 @@ def offer_estimated(search: Search) -> Search | None:
     plan is then improved, so that groups of chunks follow different plans: by simulated annealing if time
     allows, else by insertion of small parts.
     Forms with one message per chunk come last, if their estimated finish is early enough.
-    Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
-    and for data that all starts or ends at one rank: there, other baselines usually finish first.
+    Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes
+    other than hypercubes, and for data that all starts or ends at one rank: there, other baselines usually
+    finish first.
     """
-    problem, since = search.problem, time.monotonic()
+    problem, since, dims = search.problem, time.monotonic(), grid_of(search.problem.topology)
     open_problem = replace(problem, chunks_open=True)
-    if not may_merge(open_problem) or grid_of(problem.topology) is not None or is_at_one_rank(problem):
+    is_long_grid = dims is not None and any(each.size > 2 for each in dims)
+    if not may_merge(open_problem) or is_long_grid or is_at_one_rank(problem):
         return None
     if num_arrivals(problem) > search.parameters.portfolio.first_transfers:
         return None
