@@ -33,6 +33,7 @@ from taccl.synthesis.proposers.baseline_proposals import (
     reserve_s,
     share_baselines,
 )
+from taccl.synthesis.proposers.chains import offer_chains
 from taccl.synthesis.proposers.compiling import too_short
 from taccl.synthesis.proposers.estimated import offer_estimated
 from taccl.synthesis.proposers.finer import (
@@ -298,6 +299,10 @@ def _sums_on_mesh(problem: Problem) -> bool:
     return is_on_grid and not _sums_on_torus(problem)
 
 
+def _derives(problem: Problem) -> bool:
+    return bool(problem.collective.derivations)
+
+
 def _has_no_updates(problem: Problem) -> bool:
     return not problem.collective.updates
 
@@ -321,6 +326,7 @@ FIRST: tuple[Turn, ...] = (
 _TREES = OwnProposer("trees", _along_trees, may_fill)
 #: Proposers that follow them, before the number of chunks is chosen.
 SECOND: tuple[Turn, ...] = (
+    Turn(OwnProposer("pipelined chains", offer_chains, _derives), _is_free),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(_TREES, _may_grow_trees_first, no_time, improves=True),
 )
