@@ -3,6 +3,7 @@
 As `brute_force`, but ranks keep their own contributions and all arrivals as separate values. A send carries
 any sum that its sender can form from disjoint sums it holds. No rank is a root, except for clauses that name
 the root. A contribution arrives at its rank at its release date; other sums may arrive there before.
+If servers update sums, the root of a sum has a further value once the update ends, which all others need.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.synthesis.brute_force import TooLarge, _occupied, _Rules
+from tests.synthesis.brute_force import NEVER, TooLarge, _occupied, _Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ def _sums_of(known: frozenset[int]) -> frozenset[int]:
 
 def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
     n, chunks = rules.num_ranks, rules.collective.chunks
-    full = [sum(1 << r for r in data.origins) for data in chunks]
+    full = _wanted(rules)
     known = tuple(
         frozenset({1 << r} if r in data.origins and (c, r) not in rules.release else ())
         for c, data in enumerate(chunks)
@@ -61,9 +62,7 @@ def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
         for state in states:
             landed = _land(rules, state)
             if all(
-                full[c] in _sums_of(landed.known[c * n + d])
-                for c, data in enumerate(chunks)
-                for d in data.destinations
+                _holds(rules, landed, full, c, d) for c, data in enumerate(chunks) for d in data.destinations
             ):
                 return True
             if not _in_time(rules, landed, full, left, horizon):
@@ -79,12 +78,39 @@ def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
     return False
 
 
+def _wanted(rules: _Rules) -> list[int]:
+    """The value of each chunk that may be copied: its full sum, or its updated sum."""
+    chunks = rules.collective.chunks
+    if rules.collective.updates:
+        return [1 << rules.num_ranks] * len(chunks)
+    return [sum(1 << r for r in data.origins) for data in chunks]
+
+
+def _holds(rules: _Rules, state: _State, full: list[int], c: int, rank: int) -> bool:
+    """True if a rank has its value of a chunk; the root that updates a sum needs the sum alone."""
+    data, known = rules.collective.chunks[c], state.known[c * rules.num_ranks + rank]
+    at_root = rules.collective.updates and rank == data.root
+    return (sum(1 << r for r in data.origins) if at_root else full[c]) in _sums_of(known)
+
+
 def _land(rules: _Rules, state: _State) -> _State:
-    known = list(state.known)
+    """Add what arrives now to the values of its rank; a root that has its sum now begins to update it."""
+    known, left = list(state.known), [f for f in state.flights if f.left]
     for flight in state.flights:
         if flight.left == 0:
             known[flight.chunk * rules.num_ranks + flight.dst] |= {flight.content}
-    return _State(tuple(known), tuple(f for f in state.flights if f.left), state.busy)
+    for c, data in enumerate(rules.collective.chunks if rules.collective.updates else ()):
+        place, done = c * rules.num_ranks + data.root, 1 << rules.num_ranks
+        is_begun = done in known[place] or any(
+            (f.chunk, f.content, f.dst) == (c, done, data.root) for f in left
+        )
+        if not is_begun and sum(1 << r for r in data.origins) in _sums_of(known[place]):
+            ticks = int(rules.problem.update_ticks[c])
+            if ticks:
+                left.append(_Flight(ticks, c, data.root, done))
+            else:
+                known[place] |= {done}
+    return _State(tuple(known), tuple(left), state.busy)
 
 
 def _started(rules: _Rules, state: _State, full: list[int], left: int, first: int = 0) -> Iterator[_State]:
@@ -119,10 +145,12 @@ def _useful(rules: _Rules, state: _State, full: list[int], link: int, c: int, le
     data = rules.collective.chunks[c]
     have = frozenset().union(*(state.known[c * n + src] for src in srcs))
     coming = {(f.dst, f.content) for f in state.flights if f.chunk == c}
+    updated = full[c] if rules.collective.updates else 0
     return [
         content
         for content in sorted(_sums_of(have))
         if rules.admitted[content != full[c] or data.destinations == (data.root,)][link][c]
+        and (content == full[c] or not content & updated)
         and any(
             content not in _sums_of(state.known[c * n + dst]) and (dst, content) not in coming for dst in dsts
         )
@@ -130,20 +158,34 @@ def _useful(rules: _Rules, state: _State, full: list[int], link: int, c: int, le
 
 
 def _in_time(rules: _Rules, state: _State, full: list[int], left: int, horizon: int) -> bool:
-    """True if every missing contribution can still arrive by its shortest path, at the latest when it is due."""
+    """True if every missing value can still arrive by its shortest path, at the latest when it is due."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
+        places = [(x, content, 0) for x in range(n) for content in state.known[c * n + x]]
+        places += [(f.dst, f.content, f.left) for f in state.flights if f.chunk == c]
         for d in data.destinations:
-            if full[c] in _sums_of(state.known[c * n + d]):
+            if _holds(rules, state, full, c, d):
                 continue
             most = rules.left(c, d, horizon - left, horizon)
-            soonest = dict.fromkeys(data.origins, most + 1)
-            places = [(x, content, 0) for x in range(n) for content in state.known[c * n + x]]
-            places += [(f.dst, f.content, f.left) for f in state.flights if f.chunk == c]
-            for x, content, wait in places:
-                for r in data.origins:
-                    if content >> r & 1:
-                        soonest[r] = min(soonest[r], wait + rules.distance[c][x][d])
-            if not most or max(soonest.values()) > most:
+            soonest = _soonest(rules, places, data.origins, c, d)
+            if rules.collective.updates and d != data.root:
+                by_root = (
+                    _soonest(rules, places, data.origins, c, data.root) + rules.distance[c][data.root][d]
+                )
+                done = (wait + rules.distance[c][x][d] for x, content, wait in places if content == full[c])
+                soonest = min(by_root + int(rules.problem.update_ticks[c]), *done, NEVER)
+            if not most or soonest > most:
                 return False
     return True
+
+
+def _soonest(
+    rules: _Rules, places: list[tuple[int, int, int]], origins: tuple[int, ...], c: int, rank: int
+) -> int:
+    """Min ticks until all contributions to a sum can have reached a rank, by their shortest paths."""
+    waits = dict.fromkeys(origins, NEVER)
+    for x, content, wait in places:
+        for r in origins:
+            if content >> r & 1:
+                waits[r] = min(waits[r], wait + rules.distance[c][x][rank])
+    return max(waits.values())
