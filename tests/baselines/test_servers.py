@@ -22,6 +22,7 @@ from taccl.topologies import rack
 from taccl.topology import fabrics
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
+from tests.synthesis.small_problems import full, problem_of
 
 
 def central(n, k, *, size="1MB", chunks_per_server=1, update_us_per_mb=0):
@@ -129,6 +130,19 @@ def test_a_sum_that_no_server_updated_is_found():
     assert kinds(schedule) == {"update"}
     plain = replace(problem.collective, update_us_per_mb=None)
     assert not kinds(replace(schedule, problem=replace(problem, collective=plain)))
+
+
+@pytest.mark.parametrize(("back", "copied", "found"), [(2, 3, set()), (2, 2, {"update"}), (3, 3, {"update"})])
+def test_a_copy_without_the_update_does_not_overwrite_the_updated_sum(back, copied, found):
+    """Worker 0 adds up, sends the sum to the server, and a copy to worker 1, which has it from the server at 3 us.
+
+    Worker 0 gets the updated sum 1 us after `back`.
+    """
+    problem = problem_of(full(3), exchange([0, 1], [2], chunks_per_server=1))
+    rows = ((1, 0, 0, True), (0, 2, 1, True), (2, 1, 2, False), (2, 0, back, False), (0, 1, copied, False))
+    links = [problem.topology.links_between(src, dst)[0] for src, dst, *_ in rows]
+    start, reduce = [row[2] for row in rows], [row[3] for row in rows]
+    assert kinds(make_schedule(problem, chunk=[0] * 5, link=links, start=start, reduce=reduce)) == found
 
 
 def test_a_copy_of_what_was_updated_counts():

@@ -389,30 +389,30 @@ def _unupdated(
 ) -> Iterator[Fault]:
     """Yield faults where a rank uses a sum without the update that its root, a server, must make first.
 
-    A fault is a send from the root before the update is done, or a destination that ends without the
-    updated sum.
+    Such are sends from the root before the update is done, copies over the updated sum, and ends without it.
 
     - `whole`: Tick from which the root holds the whole sum of chunk `c` of the block.
     """
-    low, _, sums, chunks = some
-    links, data, root = columns.topology.links, columns.collective.chunks[low + c], int(chunks.root[c])
-    us = (columns.collective.update_us_per_mb or 0) * Fraction(columns.problem.chunk_bytes[low + c], 10**6)
-    ready = max(whole, 0) + us * columns.ticks.per_us
-    lacking = {each.rank for each in faults if each.kind == "postcondition"}
-    since: dict[int, int] = {}  # tick from which a rank holds the updated sum
+    (low, _, sums, chunks), links = some, columns.topology.links
+    data, root = columns.collective.chunks[low + c], int(chunks.root[c])
+    spent = (columns.collective.update_us_per_mb or 0) * Fraction(columns.problem.chunk_bytes[low + c], 10**6)
+    ready, us = max(whole, 0) + spent * columns.ticks.per_us, columns.ticks.us
+    since = {root: whole}  # {rank: tick from which it holds the updated sum, or begins to update it}
+    copied: list[tuple[int, int, int]] = []  # (send, rank, end) of copies without the update
     for i in range(int(chunks.first[c]), int(chunks.first[c + 1])):
         link, start, end = links[sums.link[i]], int(sums.start[i]), int(sums.end[i])
-        for rank in link.srcs:
-            is_updated = since.get(rank, NEVER) <= start
-            if not is_updated and rank == root and whole <= start < ready:
-                text = f"the server updates the sum until {columns.ticks.us(ready)} us"
-                yield Fault(start, 2, i, c, rank, "update", text)
-            if is_updated or (rank == root and whole <= start):
-                since |= {dst: min(end, since.get(dst, end)) for dst in link.dsts}
-    for rank in data.destinations:
-        if rank != root and rank not in since and rank not in lacking:
-            text = f"the sum is not the one updated by rank {root}, its server"
-            yield Fault(NEVER, 3, None, c, rank, "update", text)
+        if root in link.srcs and whole <= start < ready:
+            yield Fault(start, 2, i, c, root, "update", f"the server updates the sum until {us(ready)} us")
+        if any(since.get(rank, NEVER) <= start for rank in link.srcs):
+            since |= {dst: min(end, since.get(dst, end)) for dst in link.dsts}
+        elif not sums.adds[i]:
+            copied += [(i, dst, end) for dst in link.dsts]
+    for i, rank, end in copied:
+        if since.get(rank, NEVER) < end + (rank != root):
+            yield Fault(end, 1, i, c, rank, "update", "overwrites the updated sum with one before the update")
+    lacking = (each.rank for each in faults if each.kind == "postcondition")
+    for rank in sorted(set(data.destinations).difference(since, lacking)):
+        yield Fault(NEVER, 3, None, c, rank, "update", f"the sum is not the one that rank {root} updated")
 
 
 #: A pass places at most 1 / `_PASSES` of all transfers, or `_PASS` transfers (24 bytes each) if that is more.
