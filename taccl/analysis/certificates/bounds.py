@@ -462,6 +462,6 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     is_sparse = topology.num_nodes == 1 and len(topology.links) <= _SPARSE_LINKS * topology.num_ranks
     if is_sparse and volume.num_ends <= _MAX_FOUND:
         found += cut_claims(volume, level_cut(volume, budget_s=_LEVELS_S))
-    if volume.num_ends <= _MAX_TIMED:
+    if problem.collective.combining and volume.num_ends <= _MAX_TIMED:
         found += rail_exchange_bounds(NeededSends(volume.problem), in_network=bool(in_network))
     return found
