@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
 
-from taccl._internal.address_space import require_address_space
 from taccl._internal.arrays import Flags, Floats
 from taccl._internal.deadline import Deadline
 from taccl.placement.case import Case
@@ -22,14 +21,13 @@ from taccl.topology.clusters import common_levels
 #: `_SPLITS`: number of random splits of the measurements into halves.
 #: `_EFFORT`: effort of the search on each half, as a part of the usual number of orders.
 _SPLITS, _EFFORT = 3, 0.2
-#: `_RESAMPLES`: usual number of resamples for the standard error.
-#: `_FEWEST_RESAMPLES`: minimum number of resamples.
-_RESAMPLES, _FEWEST_RESAMPLES = 12, 4
+#: Level of the test: maximum probability that noise alone confirms a gain.
+_LEVEL = 0.01
+#: Number of resamples, the fewest with which a test at this level can confirm a gain.
+_RESAMPLES = round(1 / _LEVEL) - 1
 #: Maximum share of the remaining time for searches of an order on each half of the measurements.
 #: The rest of the remaining time is for the gains and the standard error of their mean.
 _SEARCHING = 0.6
-#: One-sided confidence at which a gain is confirmed.
-_CONFIDENCE = 0.99
 #: Fraction q: clusters are clear if quantile 1 - q of distances inside is below quantile q of those between.
 _FEW = 0.1
 #: Minimum gain that is confirmed (0.01: 1 % faster); our choice.
@@ -45,7 +43,8 @@ class Judgement:
     - `basis`: Repetitions that were split into halves, e.g. ``"4 passes"``; empty if there is no judgement.
     - `gains`: For each half, the lower bound on its speedup by the order chosen on the other half (as
       `Placement.gain`, but it may be below 1).
-    - `least`: Lower end of the one-sided 99 % confidence interval of the mean gain.
+    - `least`: Lower end of the one-sided 99 % confidence interval of the mean gain; if it is at most 1, it is
+      of the resamples until the first one that contradicts a gain.
     - `reason`: Reason that there is no judgement; empty if there is one.
     - `has_clusters`: True if hosts form clusters that are clearly apart, or share uplinks that were measured.
     """
@@ -82,7 +81,7 @@ class Judgement:
             return f"not judged against noise: {self.reason}{'' if self.has_clusters else doubt}"
         return (
             f"{self.verdict}: orders chosen on one half of the {self.basis} are {self.gain:.3g} times as "
-            f"fast on the other half, at least {self.least:.3g} times with {_CONFIDENCE:.0%} confidence"
+            f"fast on the other half, at least {self.least:.3g} times with {1 - _LEVEL:.0%} confidence"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,14 +115,15 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
 
     The repetitions of each pair of hosts are split at random, so that both halves have the same structure,
     each with its own noise. Repetitions are the passes of the probe, or else the two directions of a pair.
-    Each half judges the order chosen on the other, with its noise reduced by `_shrunk`. The standard error of
-    the mean gain comes from simulated repetitions (`_resampled`).
+    Each half judges the order chosen on the other, with its noise reduced by `_shrunk`.
+
+    The mean gain is confirmed by a permutation test. Simulated halves have the noise of measured halves with
+    permuted hosts, and no differences between pairs otherwise. Any order can meet a rare outlier in them, as
+    the given one may have by chance. Clear clusters remain in a second simulation, as the slowest of many
+    noisy pairs between clusters is slower than that of few. Their own gain is subtracted.
 
     - `searched`: Algorithm and size on the hosts.
     """
-    require_address_space()
-    from scipy.special import stdtrit
-
     probe = hosts.probe
     has_clusters = has_clear_clusters(probe)
     stacks, basis, reason = _repetitions(probe)
@@ -154,9 +154,9 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
     halves = [case(_with_figures(probe, half)) for half in splits[0]]
     halves[0].ticks(ranks)
     # Building and timing a case takes about as long as judging an order.
-    # Reserve time for both gains of a split, for the fewest resamples, and for one case more, as times vary.
+    # Reserve time for both gains of a split, for the resamples, and for one case more, as times vary.
     one_s = (time.monotonic() - began) / 2
-    reserved_s = (3 + _FEWEST_RESAMPLES) * one_s
+    reserved_s = (3 + _RESAMPLES) * one_s
     searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
     for split in splits:
         if orders and searching.left_s < 2 * one_s:
@@ -174,18 +174,30 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
         began = time.monotonic()
         gains += [logs(half, [order])[0] for half, order in zip(split, found[::-1], strict=True)]
         longest_s = (time.monotonic() - began) / 2
-    resampled = _resampled(probe, splits, noise, np.random.default_rng((seed, _SPLITS)))
-    means: list[float] = []
-    while len(means) < _RESAMPLES and deadline.left_s > longest_s:
-        began = time.monotonic()
-        means.append(float(np.mean(logs(next(resampled), orders))))
-        longest_s = max(longest_s, time.monotonic() - began)
-    if len(means) < _FEWEST_RESAMPLES:
-        return Judgement(reason="the time limit was reached; give more time", has_clusters=has_clusters)
-    # A split gives two gains, one per half. Their noise is independent, so the mean has half the variance.
-    error = float(np.std(means, ddof=1)) / np.sqrt(2)
-    freedom = min(len(means) - 1, probe.num_hosts * (probe.num_hosts - 1) // 2)
-    least = np.mean(gains) - stdtrit(freedom, _CONFIDENCE) * error
+    gain, least = float(np.mean(gains)), -np.inf
+    if gain > 0:
+        centre = _mean_of_halves(probe, splits[0], noise)
+        noises = _scaled([_off_mean(half, centre) for half in chain(*splits)], noise)
+        # Values without differences between pairs, and if there are clusters, inside these.
+        flat = [{name: np.full_like(centre[name], centre[name].mean()) for name in centre}]
+        flat += [_mean_of_halves(probe, splits[0], noise, most=0.0)] * has_clusters
+        alone = [float(np.mean(logs(each, orders))) for each in flat]
+        excess, rng = list[float](), np.random.default_rng((seed, _SPLITS))
+        resampled = cycle(noises)
+        while len(excess) < _RESAMPLES and max(excess, default=0.0) < gain:
+            if deadline.left_s < longest_s:
+                reason = "the time limit was reached; give more time"
+                return Judgement(reason=reason, has_clusters=has_clusters)
+            began = time.monotonic()
+            half = _permuted(next(resampled), rng)
+            excess.append(
+                max(
+                    float(np.mean(logs(_sum(values, half), orders))) - without
+                    for values, without in zip(flat, alone, strict=True)
+                )
+            )
+            longest_s = max(longest_s, time.monotonic() - began)
+        least = gain - max(excess)
     return Judgement(basis, tuple(np.exp(gains).tolist()), float(np.exp(least)), "", has_clusters)
 
 
@@ -267,7 +279,7 @@ def _off_mean(one: _Figures, other: _Figures) -> _Figures:
     return found
 
 
-def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _Figures:
+def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float], *, most: float = 1.0) -> _Figures:
     """Move values towards the mean of their class to reduce noise (positive-part James-Stein shrinkage).
 
     The factor is the part of the variance in the class that is noise. Without shrinkage, the slowest of many
@@ -275,6 +287,7 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _
     many levels of clusters form a class.
 
     - `variance`: {field: variance of the noise}.
+    - `most`: Max share of a value's deviation that is kept; 0 makes all values of a class equal.
 
     References
     ----------
@@ -289,40 +302,42 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _
             of_class = values[shared == each]
             spread = float(of_class.var())
             if len(of_class) >= 2 * _FEWEST_PAIRS and spread > 0:
-                kept = max(0.0, 1 - variance[name] / spread)
+                kept = min(most, max(0.0, 1 - variance[name] / spread))
                 found[name][shared == each] = of_class.mean() + kept * (of_class - of_class.mean())
     return found
 
 
-def _resampled(
-    probe: Probe,
-    splits: Sequence[tuple[_Figures, _Figures]],
-    variance: Mapping[str, float],
-    rng: np.random.Generator,
-) -> Iterator[_Figures]:
-    """Yield simulated halves of the measurements: shrunk values of all repetitions plus resampled noise.
+def _mean_of_halves(
+    probe: Probe, split: tuple[_Figures, _Figures], variance: Mapping[str, float], *, most: float = 1.0
+) -> _Figures:
+    """Mean of both halves, shrunk (`_shrunk`): an estimate of the values without noise.
 
-    The noise is that of each half in turn, with randomly permuted hosts. So noise common to all pairs of a
-    host stays together. The noise of a half is its difference from the shrunk values, which keeps the skew of
-    rare outliers, scaled to `variance`: shrunk values differ the less from a half the less they are shrunk.
+    - `variance`: {field: variance of the noise of a half}.
     """
-    of_all = {name: variance[name] / 2 for name in variance}
-    both = {name: (splits[0][0][name] + splits[0][1][name]) / 2 for name in variance}
-    centre = _shrunk(_with_figures(probe, both), both, of_all)
-    halves = ([_off_mean(half, centre) for half in split] for split in splits)
-    noises = [*chain(*(_scaled(both, variance) for both in halves))]
-    while True:
-        for each in noises:
-            hosts = rng.permutation(probe.num_hosts)
-            yield {name: centre[name] + each[name][np.ix_(hosts, hosts)] for name in centre}
+    both = {name: (split[0][name] + split[1][name]) / 2 for name in variance}
+    of_mean = {name: variance[name] / 2 for name in variance}
+    return _shrunk(_with_figures(probe, both), both, of_mean, most=most)
 
 
-def _scaled(noises: Sequence[_Figures], variance: Mapping[str, float]) -> Iterator[_Figures]:
-    """Yield the noise of several halves, scaled such that its mean square is `variance`."""
+def _permuted(figures: _Figures, rng: np.random.Generator) -> _Figures:
+    """Figures with randomly permuted hosts, so that figures common to all pairs of a host stay together."""
+    hosts = rng.permutation(len(next(iter(figures.values()))))
+    return {name: each[np.ix_(hosts, hosts)] for name, each in figures.items()}
+
+
+def _sum(one: _Figures, other: _Figures) -> _Figures:
+    return {name: one[name] + other[name] for name in one}
+
+
+def _scaled(noises: Sequence[_Figures], variance: Mapping[str, float]) -> list[_Figures]:
+    """Noise of several halves, all scaled alike such that its mean square is `variance`.
+
+    Shrunk values, from which it is measured, differ the less from a half the less they are shrunk. The skew
+    of rare outliers stays.
+    """
     square = {name: float(np.mean([each[name] ** 2 for each in noises])) for name in variance}
     factor = {name: np.sqrt(variance[name] / square[name]) if square[name] else 0.0 for name in square}
-    for each in noises:
-        yield {name: factor[name] * each[name] for name in factor}
+    return [{name: factor[name] * each[name] for name in factor} for each in noises]
 
 
 def _with_figures(probe: Probe, figures: _Figures) -> Probe:
