@@ -23,7 +23,7 @@ from taccl.measure.debug_lines import debug_facts, is_debug
 from taccl.measure.json_logs import CUT_OFF, printed, run_reports, series_of_reports
 from taccl.measure.log_runs import CPU_TIME, DEVICE, TIMES_IN_MS, LogRun, runs_in
 from taccl.measure.rows import plain
-from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_run
+from taccl.measure.run_series import by_checks, by_counts, by_root, named_in, series_of_run
 from taccl.measure.series import COMPARED_BYTES, WRONG, Log, Series, alike_joined, differing
 
 _MAX_FILE_BYTES = 64 * 10**6  #: Logs of NCCL_DEBUG have a line for each channel of each rank.
@@ -209,10 +209,11 @@ def _concluded(runs: Iterable[LogRun], where: str) -> Iterable[str]:
         if not run.streams and not name and (found := by_counts(run.rows)):
             part = "all elements" if found == "allreduce" else "a rank's part"
             yield f"no collective is named; sums that count {part} are assumed to be {found}s (--collective)"
-        elif not run.streams and not name:
-            found = by_checks(run)
+        elif not run.streams and not name and (found := by_checks(run)):
             told = "are" if found == "allgather" else "are not"
             yield f"no collective is named; results in place {told} checked, as in {found}s (--collective)"
+        elif not run.streams and not name and (found := by_root(run.rows)):
+            yield f"no collective is named; rows with a root are assumed to be of a {found} (--collective)"
         elif name and run.names and name[0] not in run.names:
             said = (
                 f"the log names {first_of(sorted(set(run.names)), 3)}, but its columns are those of {name[0]}"

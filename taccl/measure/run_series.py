@@ -69,7 +69,7 @@ def _collective(run: LogRun, where: str) -> str:
     found = named_in(run, where)
     if found:
         return found[-1]
-    if concluded := by_counts(run.rows) or by_checks(run):
+    if concluded := by_counts(run.rows) or by_checks(run) or by_root(run.rows):
         return concluded
     kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
     said = f"found a table of {kind} without its collective; give --collective"
@@ -108,6 +108,17 @@ def by_counts(rows: list[Row]) -> str:
     if len(parts) > 1 or parts == {0} or any(not row.reduces or row.has_root for row in rows):
         return ""
     return "allreduce" if parts == {1} else "reduce-scatter"
+
+
+def by_root(rows: list[Row]) -> str:
+    """Reduce or broadcast, if each row names a root rank; empty otherwise.
+
+    Gather and scatter of nccl-tests have roots as well, but a busbw below algbw.
+    """
+    if not all(row.has_root for row in rows):
+        return ""
+    named = "reduce" if rows[0].reduces else "broadcast"
+    return named if abs(_factor(rows) - 1) < _FACTOR_OFF else ""
 
 
 def _may_be(name: str, rows: list[Row]) -> bool:

@@ -962,6 +962,27 @@ def test_checks_of_results_distinguish_allgather_and_alltoall(read, wrong, name)
         read(text.replace("73.40  0 ", "73.40  N/A "))
 
 
+@pytest.mark.parametrize(
+    ("redop", "busbw", "name"),
+    [
+        ("sum", "83.89", "reduce"),
+        ("", "83.89", "broadcast"),
+        ("none", "83.89", "broadcast"),
+        ("none", "73.40", ""),
+    ],
+)
+def test_rows_with_a_root_are_of_a_reduce_or_a_broadcast(read, redop, busbw, name):
+    """Tables without a name that state a root: gather and scatter have a busbw below algbw, and are refused."""
+    figures = f"100.0  83.89  {busbw}  N/A"
+    text = f"  8388608  2097152  float  {redop}  0  {figures}  {figures}\n" * 2
+    if not name:
+        with pytest.raises(FormatError, match="without its collective"):
+            read(text)
+        return
+    log = read(text)
+    assert (log.series[0].collective, f"of a {name} " in log.notes[0]) == (name, True)
+
+
 def test_a_busbw_above_algbw_is_an_allreduces(read):
     """In a table of nccom-test, which names no reduction, busbw is 1.875 times algbw: an allreduce on 16 ranks."""
     head = "size(B)    count(elems)    type    time:avg(us)    algbw(GB/s)    busbw(GB/s)\n"
