@@ -14,6 +14,7 @@ from taccl._internal.units import format_count, format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.buckets import passes
+from taccl.baselines.hierarchical import dimensions_of
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.rails import estimated_us
 from taccl.baselines.spread import (
@@ -259,14 +260,28 @@ def offer_cut_again(search: Search, until: Deadline) -> Search | None:
     return best
 
 
-def offer_balanced_groups(search: Search) -> Search | None:
-    """Propose schedules for process groups that balance the load of the dimensions each group spans.
+def is_product(problem: Problem) -> bool:
+    """True for a complete collective on a product of several dimensions, such as switches and rings.
+
+    False for machines of several nodes, and for tori and meshes, where other baselines usually finish first.
+    """
+    collective, topology = problem.collective, problem.topology
+    if collective.groups or topology.num_nodes > 1 or grid_of(topology) is not None:
+        return False
+    with suppress(InputError):
+        return len(dimensions_of(problem, baseline="dimension-balanced")) > 1
+    return False
+
+
+def offer_balanced_first(search: Search) -> Search | None:
+    """Propose schedules that balance the load of the dimensions, of all ranks or of each process group.
 
     If the number of chunks is open, it is the one with the earliest planned finish. Returns a search that
     holds the schedule in finer chunks. Returns None if the ranks of a group do not span dimensions of their
     own, or if time is short. Returns None also if the number of chunks is given; `search` then has the
     schedule.
     """
+    name = "groups over dimensions" if search.problem.collective.groups else "dimensions"
     since, portfolio = time.monotonic(), search.parameters.portfolio
     until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
     problem = replace(search.problem, chunks_open=search.is_open)
@@ -290,9 +305,9 @@ def offer_balanced_groups(search: Search) -> Search | None:
         except (InputError, OutOfTime) as error:
             said = str(error)
     if found is None:
-        search.record("groups over dimensions", "taccl", "no-solution", since, message=said)
+        search.record(name, "taccl", "no-solution", since, message=said)
         return None
-    search.record("groups over dimensions", "taccl", "done", since, finish_us=found.finish_us)
+    search.record(name, "taccl", "done", since, finish_us=found.finish_us)
     return made
 
 

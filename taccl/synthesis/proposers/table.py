@@ -38,7 +38,8 @@ from taccl.synthesis.proposers.compiling import too_short
 from taccl.synthesis.proposers.estimated import offer_estimated
 from taccl.synthesis.proposers.finer import (
     is_at_one_rank,
-    offer_balanced_groups,
+    is_product,
+    offer_balanced_first,
     offer_cut,
     offer_cut_again,
     offer_hubs,
@@ -312,9 +313,10 @@ AGGREGATING = (Turn(OwnProposer("switches that add", _by_switches, _has_no_updat
 #: Proposers that run before the number of chunks is chosen, so that a schedule exists early.
 FIRST: tuple[Turn, ...] = (
     Turn(
-        OwnProposer("groups over dimensions", offer_balanced_groups, _has_groups),
+        OwnProposer("groups over dimensions", offer_balanced_first, _has_groups),
         lambda search: _is_free(search) and _competes_before(search),
     ),
+    Turn(OwnProposer("balanced over dimensions", offer_balanced_first, is_product), _may_be_finer),
     Turn(OwnProposer("recursive multiplying by estimate", offer_estimated, _has_no_updates), _may_be_finer),
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_on_torus), _may_be_finer),

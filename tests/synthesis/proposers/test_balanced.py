@@ -10,7 +10,7 @@ import pytest
 
 import taccl
 from taccl import dimensions, make_problem, synthesize
-from taccl._internal.deadline import NEVER
+from taccl._internal.deadline import NEVER, Deadline
 from taccl.analysis.verification.verify import verify
 from taccl.baselines.dimension_sends import translations_along
 from taccl.baselines.hierarchical import level_orders
@@ -20,7 +20,10 @@ from taccl.explore import plan as planning
 from taccl.explore.plan_search import PlanSearch
 from taccl.problem.collectives import make, together
 from taccl.sketch.apply import in_groups
+from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.balanced import choose_num_chunks, choose_orders, cut_balanced
+from taccl.synthesis.proposers.finer import is_product, offer_balanced_first
+from taccl.synthesis.search import Search
 from taccl.topologies import parse
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import MANY, thinned
@@ -308,3 +311,22 @@ def test_the_portfolio_begins_with_balanced_groups():
     result = synthesize(problem, time_limit_s=300, stop_when=stop)
     assert result.finish_us <= 251.5
     assert next(each for each in result.stages if each.finish_us).name == "groups over dimensions"
+
+
+def test_balanced_dimensions_are_proposed_before_other_baselines():
+    """Chunks balanced over a switch and a ring sum 8 MB of 32 ranks in 104.4 us; multiplying takes 140.5 us."""
+    problem = make_problem(parse("multidim:switch8@100,ring4@50"), "allreduce", size_bytes=8_000_000)
+    assert is_product(problem)
+    found = offer_balanced_first(
+        Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
+    )
+    assert found.best.finish_us <= 104.42
+    assert verify(found.best).ok
+
+
+@pytest.mark.parametrize(
+    "topology", [parse("torus:3x4"), parse("mesh:3x4"), parse("ring:5"), taccl.topologies.dgx_h100(2)]
+)
+def test_tori_and_machines_are_not_balanced_first(topology):
+    """On tori, meshes and machines of several nodes, other baselines usually finish first."""
+    assert not is_product(make_problem(topology, "allreduce", size_bytes=8_000_000))
