@@ -224,6 +224,17 @@ class MixTimes:
             self._parts[key] = TimedPart.of(part, size, delay, per_us, rows, len(self.resources))
         return self._parts[key]
 
+    def least(self, parts: Sequence[PlanPart], num_chunks: int) -> float:
+        """Ticks that every mix of the plans takes, but for the rounding of shares and merged messages.
+
+        That is the least load of a resource, behind its earliest first use and before its shortest tail.
+        """
+        whole, single = ([self.timed(part, size) for part in parts] for size in (num_chunks, 1))
+        loads = (min(each) for each in zip(*[part.loads for part in whole], strict=True))
+        heads = (min(each) for each in zip(*[part.heads for part in single], strict=True))
+        tails = (min(each) for each in zip(*[part.tails for part in single], strict=True))
+        return max(map(sum, zip(loads, heads, tails, strict=True)), default=0.0)
+
     def _step(self, count: int, digit: Digit, is_same: bool) -> Step:
         key = count, digit, is_same
         if key not in self._known:

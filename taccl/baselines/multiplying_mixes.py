@@ -256,6 +256,7 @@ def best_mix(
 
     None if more than `MOST_RESOURCES` resources can cause delays, or if every plan has a step with too many
     sends. Without time to compile the kernel of simulated annealing, the plan of `greedy_mix` is returned.
+    The search also ends once no mix can finish earlier.
 
     - `first`: Times in the chunks in which equal parts are compared and plans chosen; default: `times`.
     - `like`: Good mixed plan of the same problem, perhaps in other chunks, from which the search starts.
@@ -276,9 +277,12 @@ def best_mix(
         best = min(best, _greedy(times, first)[1], key=mixes.finish)
     else:
         plans = _insertable(times, first)
+        least = mixes.least(plans, mixes.num_chunks)
         annealing = Annealing(times, mixes.resources, plans, most_parts=_MOST_PARTS, until=until)
         runs = _MILD_RUNS if is_mild else (*_RUNS, *_MORE_RUNS) if patient else _RUNS
         for seed, run in enumerate(runs):
+            if mixes.finish(best) <= least:
+                break
             start = [(each.part, each.size, each.delay) for each in best]
             parts = annealing.improved(start, Run(*run), seed)
             best = min(best, [mixes.timed(*each) for each in parts], key=mixes.finish)

@@ -542,7 +542,10 @@ def test_fixed_chunks_are_not_mixed():
 
 @pytest.mark.slow
 def test_estimates_of_mixes_end_early_only_beyond_the_limit():
-    """An estimate of a mix with a limit is the estimate without one, or infinite beyond the limit."""
+    """An estimate of a mix with a limit is the estimate without one, or infinite beyond the limit.
+
+    No mix ends before the least time of mixes of its plans.
+    """
     topology = taccl.topologies.dgx_a100(4, protocol="ll")
     problem = spread.merging(make_problem(topology, collectives.allreduce(32), size_bytes=256_000))
     times = StepTimes(problem, Grid(problem))
@@ -553,6 +556,7 @@ def test_estimates_of_mixes_end_early_only_beyond_the_limit():
         mix = [mixes.timed(random.choice(parts), random.randint(1, 32)) for _ in range(number)]
         assert mixes.finish(mix, 0.0) == math.inf
         whole = mixes.finish(mix)
+        assert mixes.least([each.part for each in mix], sum(each.size for each in mix)) <= whole
         assert mixes.finish(mix, whole * (1 + 1e-9)) == whole
         assert mixes.finish(mix, whole * 0.999) == math.inf
         fresh = MixTimes(times, parts)
@@ -596,6 +600,15 @@ def test_a_mix_scatters_some_chunks_between_nodes_first(annealed):
     problem = to_mix(make_problem(topology, "allreduce", size_bytes=10**6))[0]
     times = times_of(problem)
     assert times.ticks(best_mix(times)) < 13.4 * problem.costs.ticks_per_us
+
+
+def test_no_mix_is_annealed_that_cannot_end_earlier(monkeypatch):
+    """On a star of five ranks, equal parts of one plan use the ports all the time, so annealing does not run."""
+    monkeypatch.setattr(multiplying_annealing, "anneal", None)
+    times = times_of(to_mix(make_problem(taccl.topologies.star(5), "allreduce", size_bytes=10**6))[0])
+    plan = best_mix(times)
+    assert plan == greedy_mix(times)
+    assert times.ticks(plan) <= MixTimes(times, plan.parts).least(plan.parts, sum(plan.sizes))
 
 
 def test_the_kernel_of_mixes_has_the_times_of_their_estimates():
