@@ -52,7 +52,7 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
 _MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.3
 #: `_BUILD_TIMES`: time reserved to build and verify one, as a multiple of its estimate.
-_MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE, _BUILD_TIMES = 0.8e-6, 0.6, 0.6, 1.25
+_MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE, _BUILD_TIMES = 0.8e-6, 0.6, 0.6, 1.1
 
 
 def offer_estimated(search: Search) -> Search | None:
@@ -221,10 +221,10 @@ class _Forms:
         """
         latest = self.at_least(self.deadline)
         ends_at = latest.sooner(self.mixes_share * self.left_s(self.deadline))
-        fit = [each for each in self.to_mix if _mix_s(each) <= _MIX_BUILD_SHARE * ends_at.left_s]
-        fit = fit or self.to_mix[-1:]
-        has_no_gain = self.is_postponed and not self._may_gain_by_annealing(fit[0])
-        if has_no_gain or _mix_s(fit[0]) + busy_factor() * _FIRST_RUN_S > ends_at.left_s:
+        left_s, first_run_s = ends_at.left_s, busy_factor() * _FIRST_RUN_S
+        able = [each for each in self.to_mix if _mix_s(each) + first_run_s <= left_s]
+        fit = [each for each in able if _mix_s(each) <= _MIX_BUILD_SHARE * left_s] or able[-1:]
+        if not fit or (self.is_postponed and not self._may_gain_by_annealing(fit[0])):
             self.skipped.append("annealing of mixed plans")
             self._insert_parts()
             return
