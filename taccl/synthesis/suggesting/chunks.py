@@ -20,6 +20,7 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count, format_s
 from taccl.analysis.certificates.scopes import known_bound_over_all_chunkings, share_bound_over_all_chunkings
+from taccl.baselines.spread import sums_everywhere
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem.making import merged
 from taccl.problem.problem import Problem
@@ -316,7 +317,8 @@ class _Trials:
         whole, first, options = self.whole, self.first, self.options
         finishes = {count: made.finish_us for count, made in first.items()}
         least_us, is_pipelined = min(finishes.values()), is_at_one_rank(whole)
-        if min(finishes, key=finishes.__getitem__) <= 2 or (whole.collective.sums_up and not is_pipelined):
+        has_free_roots = sums_everywhere(whole) and not whole.collective.updates
+        if min(finishes, key=finishes.__getitem__) <= 2 or (has_free_roots and not is_pipelined):
             return
         if not (suits(whole) and has_kernels(whole, options, self.until)):
             return

@@ -187,6 +187,15 @@ def test_sums_are_cut_finer_where_their_phases_overlap(monkeypatch):
 
 
 @pytest.mark.slow
+def test_sums_of_groups_are_cut_ever_finer_while_that_pays():
+    """Large sums of two process groups, which relay for each other, are cut into more than the usual numbers."""
+    groups = [taccl.collectives.allreduce(3).among([i, i + 2, i + 4], num_ranks=6) for i in (0, 1)]
+    both, topology = taccl.collectives.together(groups), taccl.topologies.fully_connected(6)
+    large = taccl.choose_chunks(make_problem(topology, both, size_bytes="256MB"), time_limit_s=AMPLE_S)
+    assert large.collective.chunks_per_rank > max(DEFAULTS.suggesting.counts)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(["broadcast", "reduce"], every=2))
 def test_data_of_one_rank_are_cut_ever_finer_while_that_pays(name):
     """Data of one rank on four H100 nodes are cut into more chunks than the usual numbers, up to a limit."""
