@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
-from taccl.errors import ExportError, FallbackWarning, FormatError, InputError, warn
+from taccl.errors import ExportError, FallbackWarning, FormatError, InputError, LossyConversionWarning, warn
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import make
@@ -117,3 +117,11 @@ def warn_of_split(limit: str) -> None:
     """Warn that threadblocks were split by default, because of a runtime's limit."""
     text = f"{limit}: each longer threadblock was split into several that take turns"
     warn(text, FallbackWarning)
+
+
+def warn_of_updates(program: Program, format_name: str) -> None:
+    """Warn that a file for a runtime lacks the updates of the servers in the program's collective, if any."""
+    if program.collective is not None and program.collective.update_us_per_mb:
+        warn(
+            f"{format_name} has no updates by servers: sums are passed on as they are", LossyConversionWarning
+        )

@@ -345,6 +345,18 @@ def test_convert_says_what_a_view_leaves_out(tmp_path, saved):
     assert warned[0].filename == __file__
 
 
+@pytest.mark.parametrize(("name", "update"), [("msccl-xml", 0), ("msccl-xml", 2), ("mscclpp", 2)])
+def test_files_for_runtimes_lack_updates_by_servers(tmp_path, name, update):
+    """A warning says that a runtime does not update the sums of an exchange, if their update takes time."""
+    exchange = collectives.exchange(range(2), range(2), chunks_per_server=1, update_us_per_mb=update)
+    problem = make_problem(taccl.topologies.fully_connected(2), exchange, chunk_bytes=1024)
+    found = taccl.baselines.baseline("servers", problem)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", LossyConversionWarning)
+        write(taccl.lower(found), tmp_path / "file", format=name)
+    assert [str(each.message).endswith("passed on as they are") for each in caught] == [True] * bool(update)
+
+
 def test_convert_without_loss_is_silent(tmp_path, saved, schedule):
     """Conversion from taccl's own format to itself gives no warning."""
     with warnings.catch_warnings():

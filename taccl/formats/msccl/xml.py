@@ -22,7 +22,14 @@ from itertools import accumulate
 from taccl._internal.arguments import Bytes, Natural, checked
 from taccl._internal.reading import read_text
 from taccl.errors import ExportError, FormatError, LossyConversionWarning, warn
-from taccl.formats.program_kind import ProgramKind, collective_of, kind_of, sizes_of, warn_of_split
+from taccl.formats.program_kind import (
+    ProgramKind,
+    collective_of,
+    kind_of,
+    sizes_of,
+    warn_of_split,
+    warn_of_updates,
+)
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.problem.collective import Collective
 from taccl.program.checks import NO_LIMIT, check_ends, check_steps, parcels_of
@@ -310,6 +317,7 @@ def dump_msccl_xml(
     reader = runtime_named(runtime, xml=True)
     min_bytes, max_bytes = sizes_of(program, min_bytes, max_bytes, otherwise=2**27)
     kind = _kind_for(program, reader)
+    warn_of_updates(program, "MSCCL XML")
     if split is not False:
         whole, program = program, split_threadblocks(program, max_steps=reader.max_steps)
         if split is None and program is not whole:

@@ -33,7 +33,7 @@ from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.gpu import MAX_OPERATIONS, PlanGpu
 from taccl.formats.mscclpp.messages import place_messages
 from taccl.formats.mscclpp.registration import registration_snippet
-from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split
+from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split, warn_of_updates
 from taccl.problem.collective import Collective
 from taccl.program.columns import columns_of
 from taccl.program.program import Program
@@ -134,6 +134,7 @@ def build_mscclpp_plan(
     program = _under_known_protocol(program, nodes)
     packets, collective = program.protocol == "LL", program.collective
     kind = kind_of(program, "MSCCL++")
+    warn_of_updates(program, "MSCCL++")
     buffers = _buffers(program, kind)
     messages = place_messages(program, packets=packets)
     longest = max(*(max(each) for each in buffers), messages.scratch_chunks * (2 if packets else 1))
