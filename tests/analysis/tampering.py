@@ -18,6 +18,7 @@ from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.hub_time import HubTime
 from taccl.analysis.certificates.link_time import LinkTime, PlacePrices, TimePrices
+from taccl.analysis.certificates.node_entry import NodeEntry
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.rail_exchange import RailExchange
@@ -126,6 +127,16 @@ def _exchange_time(problem: Problem, rng: random.Random) -> Witness:
     return ExchangeTime(horizon, *_prices_and_factors(rng), *_prices_and_factors(rng))
 
 
+def _node_entry(problem: Problem, rng: random.Random) -> Witness:
+    cells, topology = rng.randint(1, 4), problem.topology
+    times = tuple(sorted(rng.sample(range(60), cells + 1)))
+    prices = [tuple(rng.choice((0, 10**8, 10**9, 10**10)) for _ in range(cells)) for _ in range(2)]
+    credits = tuple(sorted((rng.choice((0, 10**8, 10**9)) for _ in range(cells)), reverse=True))
+    node = frozenset(rng.choice(topology.ranks_of_node))
+    every = tuple(range(len(topology.resources)))
+    return NodeEntry(node, every, every, times, *prices, credits, rng.random() < 0.5)
+
+
 def _prices_and_factors(rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Prices by time, and factors by length, for 2 to 6 cells."""
     cells = rng.randint(2, 6)
@@ -159,6 +170,7 @@ _WELL_FORMED = {
     LinkTime: _link_time,
     HubTime: _hub_time,
     ExchangeTime: _exchange_time,
+    NodeEntry: _node_entry,
     SingleMachine: _single_machine,
     CutDual: _cut_dual,
     NodeData: _node_data,
@@ -261,6 +273,11 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             return replace(witness, resources=some)
         how = rng.choice(("horizon", "price"))
         return replace(witness, **{how: Fraction(rng.randrange(30), 10) * getattr(witness, how)})
+    if isinstance(witness, NodeEntry):
+        how = rng.choice(("times", "entry_prices", "inner_prices", "credits"))
+        some = list(getattr(witness, how))
+        some[rng.randrange(len(some))] += rng.choice((-1, 1, 1000, 10**8))
+        return replace(witness, **{how: tuple(some)})
     if isinstance(witness, NodeSums | RailExchange):
         some = tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))
         return replace(witness, resources=some)

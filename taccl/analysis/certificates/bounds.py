@@ -30,6 +30,7 @@ from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.hub_time import hub_time_bounds
 from taccl.analysis.certificates.level_sets import level_cut, node_cut
 from taccl.analysis.certificates.link_time import link_time_bounds
+from taccl.analysis.certificates.node_entry import node_entry_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.rail_exchange import rail_exchange_bounds
@@ -98,7 +99,10 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     hub_time_bounds,
     exchange_time_bounds,
     node_data_bounds,
+    node_entry_bounds,
 ]
+#: Finders of bounds over all chunkings that take hundredths of a second. They run first, even without time.
+AT_ONCE: list[Callable[..., Iterable[Claim]]] = [rail_exchange_bounds]
 #: Finders of bounds over all chunkings above the size `_MAX_TIMED`; on still larger networks they find none.
 OF_MANY_RANKS: list[Callable[..., Iterable[Claim]]] = [flow_time_bounds, link_time_bounds]
 
@@ -361,9 +365,10 @@ class _Finders:
             yield claim
             self.best = max(self.best, claim.ticks)
         if self._divisible and self._crossings <= _MAX_TIMED and self.best < self._enough:
-            for claim in rail_exchange_bounds(self._demand, in_network=self._in_network):
-                yield claim
-                self.best = max(self.best, claim.ticks)
+            for find in AT_ONCE:
+                for claim in find(self._demand, in_network=self._in_network):
+                    yield claim
+                    self.best = max(self.best, claim.ticks)
         # The narrowest cut of a mesh is through its middle: tenths of a second on 256 ranks.
         is_one_node = self._demand.topology.num_nodes == 1
         if self._divisible and is_one_node and self._crossings <= _MAX_FOUND and self.best < self._enough:
@@ -462,6 +467,7 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     is_sparse = topology.num_nodes == 1 and len(topology.links) <= _SPARSE_LINKS * topology.num_ranks
     if is_sparse and volume.num_ends <= _MAX_FOUND:
         found += cut_claims(volume, level_cut(volume, budget_s=_LEVELS_S))
-    if problem.collective.combining and volume.num_ends <= _MAX_TIMED:
-        found += rail_exchange_bounds(NeededSends(volume.problem), in_network=bool(in_network))
+    if problem.collective.combining and volume.num_ends <= _MAX_TIMED:  # those `AT_ONCE` bound sums
+        demand = NeededSends(volume.problem)
+        found += [claim for find in AT_ONCE for claim in find(demand, in_network=bool(in_network))]
     return found
