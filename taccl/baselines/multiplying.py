@@ -23,7 +23,7 @@ from taccl.baselines.multiplying_mixes import (
     soonest_mix,
     to_mix,
 )
-from taccl.baselines.multiplying_plans import BEHIND, StepPlan, all_plans, is_simple
+from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, StepPlan, all_plans, is_simple
 from taccl.baselines.multiplying_sends import sends_of
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.spread import (
@@ -223,6 +223,16 @@ class Estimated:
         times, plan = found[1], greedy_mix(found[1])
         return cls(times.ticks(plan) / times.problem.costs.ticks_per_us, times, plan)
 
+    def in_better_batches(self, until: Deadline = NEVER) -> Estimated | None:
+        """Plan after a further search for batches of chunks; None if the plan has none.
+
+        - `until`: Deadline after which the best plan so far is returned.
+        """
+        if self.plan.how != BY_NODE or not self.plan.sizes:
+            return None
+        (plan,) = in_batches(self.times, _plans_without_batches(self.times), self.plan, until=until)
+        return Estimated(self.times.ticks(plan) / self.times.problem.costs.ticks_per_us, self.times, plan)
+
     def schedule(self, *, lists: bool = True) -> Schedule:
         """Schedule of the plan.
 
@@ -253,11 +263,15 @@ def _plans_of(problem: Problem, *, simple: bool = False) -> tuple[StepTimes, tup
 
     - `simple`: True for only the plans of few steps (`is_simple`).
     """
-    grid = Grid(problem)
-    times = StepTimes(problem, grid)
-    most = 1 + MOST_SENDS // len(grid.place)
-    plans = _plans(*grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=most, simple=simple)
+    times = StepTimes(problem, Grid(problem))
+    plans = _plans_without_batches(times, simple=simple)
     return times, plans if simple else (*plans, *in_batches(times, plans))
+
+
+def _plans_without_batches(times: StepTimes, *, simple: bool = False) -> tuple[StepPlan, ...]:
+    """Plans as in `_plans_of`, but none in batches."""
+    shape, most = times.grid.ranks.shape, 1 + MOST_SENDS // len(times.grid.place)
+    return _plans(*shape, sums=times.sums, to_one=times.to_one, most=most, simple=simple)
 
 
 @lru_cache(maxsize=16)

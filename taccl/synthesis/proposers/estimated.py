@@ -48,11 +48,12 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_SEARCH_S`: CPU seconds in which annealing gains most; with less, forms without merging come first.
 #: `_FIRST_RUN_S`: CPU seconds to load annealing and for its first run, which is short, but gains 1 to 5 %.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
-#: `_MIXES_SHARE`: max share of the time left for mixed plans.
+#: `_MIXES_SHARE`, `_BATCHES_SHARE`: max shares of the time left for mixed plans, and for batches of chunks.
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
 _MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.3
 #: `_BUILD_TIMES`: time reserved to build and verify one, as a multiple of its estimate.
 _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE, _BUILD_TIMES = 0.8e-6, 0.6, 0.6, 1.25
+_BATCHES_SHARE = 0.6
 
 
 def offer_estimated(search: Search) -> Search | None:
@@ -77,7 +78,8 @@ def offer_estimated(search: Search) -> Search | None:
     forms = _Forms(search, open_problem)
     forms.estimate()
     forms.build_earliest()
-    steps = [forms.send_separately] if forms.mixed is None else [forms.improve_mix, forms.send_separately]
+    improve = forms.improve_batches if forms.mixed is None else forms.improve_mix
+    steps = [improve, forms.send_separately]
     if forms.has_no_time_for_both:
         steps.reverse()
     for step in steps if forms.best is not None else ():
@@ -213,6 +215,17 @@ class _Forms:
                 break
             with suppress(InputError, OutOfTime), self.late.enforced():
                 self._keep(form.schedule(lists=False))
+
+    def improve_batches(self) -> None:
+        """Search on for batches of the earliest single plan, if it has any."""
+        form = self.merged[-1]
+        build_s = busy_factor() * _FORM_S_PER_ARRIVAL[True] * num_arrivals(form.times.problem)
+        left_s = self.until.left_s
+        ends_at = self.until.sooner(min(_BATCHES_SHARE * left_s, left_s - build_s))
+        with self.until.enforced():
+            better = None if ends_at.has_passed else form.in_better_batches(ends_at)
+            if better is not None and better.us < self.finish_us:
+                self._keep(better.schedule(lists=False))
 
     def improve_mix(self) -> None:
         """Improve the mixed plan in as fine chunks as there is time to build.
