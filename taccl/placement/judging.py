@@ -21,7 +21,7 @@ from taccl.topology.clusters import common_levels
 #: `_SPLITS`: number of random splits of the measurements into halves.
 #: `_EFFORT`: effort of the search on each half, as a part of the usual number of orders.
 _SPLITS, _EFFORT = 3, 0.2
-#: Level of the test: maximum probability that noise alone confirms a gain.
+#: Level of the test: approximate probability that noise alone confirms a gain.
 _LEVEL = 0.01
 #: Number of resamples, the fewest with which a test at this level can confirm a gain.
 _RESAMPLES = round(1 / _LEVEL) - 1
