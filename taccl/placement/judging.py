@@ -6,12 +6,12 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, cycle
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from taccl._internal.arrays import Flags, Floats
+from taccl._internal.arrays import Flags, Floats, Ints
 from taccl._internal.deadline import Deadline
 from taccl.placement.case import Case
 from taccl.placement.hosts import ProbedHosts
@@ -117,10 +117,12 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
     each with its own noise. Repetitions are the passes of the probe, or else the two directions of a pair.
     Each half judges the order chosen on the other, with its noise reduced by `_shrunk`.
 
-    The mean gain is confirmed by a permutation test. Simulated halves have the noise of measured halves with
-    permuted hosts, and no differences between pairs otherwise. Any order can meet a rare outlier in them, as
-    the given one may have by chance. Clear clusters remain in a second simulation, as the slowest of many
-    noisy pairs between clusters is slower than that of few. Their own gain is subtracted.
+    The mean gain is confirmed by a permutation test, if it exceeds the gain on each of 99 simulated halves.
+    These have the noise of measured halves with permuted hosts, and no differences between pairs otherwise.
+    Any order can meet a rare outlier in them, as the given one may have by chance. Clear clusters remain in a
+    second simulation, as the slowest of many noisy pairs between clusters is slower than that of few; their
+    own gain is subtracted. The mean of several halves has less noise than one, so that noise alone confirms a
+    gain at most at the level of the test.
 
     - `searched`: Algorithm and size on the hosts.
     """
@@ -176,26 +178,33 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
         longest_s = (time.monotonic() - began) / 2
     gain, least = float(np.mean(gains)), -np.inf
     if gain > 0:
-        centre = _mean_of_halves(probe, splits[0], noise)
+        # Values without noise. Medians of all repetitions keep no outlier that only one of them has.
+        clustered = probe if has_clusters else replace(probe, clusters=())
+        medians, of_medians = _medians(probe, stacks), {name: noise[name] / 2 for name in noise}
+        centre = _shrunk(clustered, medians, of_medians)
         noises = _scaled([_off_mean(half, centre) for half in chain(*splits)], noise)
         # Values without differences between pairs, and if there are clusters, inside these.
-        flat = [{name: np.full_like(centre[name], centre[name].mean()) for name in centre}]
-        flat += [_mean_of_halves(probe, splits[0], noise, most=0.0)] * has_clusters
+        flat = [dict.fromkeys(centre, np.zeros((probe.num_hosts, probe.num_hosts)))]
+        for name, values in centre.items():
+            flat[0][name] = np.full_like(values, values[~np.eye(len(values), dtype=bool)].mean())
+        flat += [_shrunk(clustered, medians, of_medians, most=0.0)] * has_clusters
+
+        def gain_by_noise(values: _Figures, number: int, shuffled: Ints) -> float:
+            """Logarithm of the gain on a half with these values and the noise of shuffled hosts."""
+            each = noises[number]
+            half = {name: values[name] + each[name][np.ix_(shuffled, shuffled)] for name in values}
+            return logs(half, [orders[number ^ 1]])[0]
+
         alone = [float(np.mean(logs(each, orders))) for each in flat]
         excess, rng = list[float](), np.random.default_rng((seed, _SPLITS))
-        resampled = cycle(noises)
         while len(excess) < _RESAMPLES and max(excess, default=0.0) < gain:
             if deadline.left_s < longest_s:
                 reason = "the time limit was reached; give more time"
                 return Judgement(reason=reason, has_clusters=has_clusters)
             began = time.monotonic()
-            half = _permuted(next(resampled), rng)
-            excess.append(
-                max(
-                    float(np.mean(logs(_sum(values, half), orders))) - without
-                    for values, without in zip(flat, alone, strict=True)
-                )
-            )
+            number, shuffled = len(excess) % len(orders), rng.permutation(probe.num_hosts)
+            worlds = zip(flat, alone, strict=True)
+            excess.append(max(gain_by_noise(each, number, shuffled) - own for each, own in worlds))
             longest_s = max(longest_s, time.monotonic() - began)
         least = gain - max(excess)
     return Judgement(basis, tuple(np.exp(gains).tolist()), float(np.exp(least)), "", has_clusters)
@@ -252,15 +261,18 @@ def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_
     deal = np.triu(deal) + np.triu(deal, 1).transpose(0, 2, 1)  # keep both directions of a pair in one half
     turn = np.argsort(np.argsort(deal, axis=0), axis=0)
 
-    def half(chosen: Flags) -> _Figures:
-        found = {}
-        for name, each in stacks.items():
-            known = median_of_known(np.where(chosen, each, np.nan))
-            np.fill_diagonal(known, 1.0)  # the diagonal is unused
-            found[name] = np.log(probe.filled(known))
-        return found
+    is_first = turn < number // 2
+    return _medians(probe, stacks, is_first), _medians(probe, stacks, ~is_first)
 
-    return half(turn < number // 2), half(turn >= number // 2)
+
+def _medians(probe: Probe, stacks: _Figures, chosen: Flags | bool = True) -> _Figures:
+    """Logarithms of the median figures of the chosen repetitions of each pair."""
+    found = {}
+    for name, each in stacks.items():
+        known = median_of_known(np.where(chosen, each, np.nan))
+        np.fill_diagonal(known, 1.0)  # the diagonal is unused
+        found[name] = np.log(probe.filled(known))
+    return found
 
 
 def _noise(one: _Figures, other: _Figures) -> _Figures:
@@ -305,28 +317,6 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float], *, m
                 kept = min(most, max(0.0, 1 - variance[name] / spread))
                 found[name][shared == each] = of_class.mean() + kept * (of_class - of_class.mean())
     return found
-
-
-def _mean_of_halves(
-    probe: Probe, split: tuple[_Figures, _Figures], variance: Mapping[str, float], *, most: float = 1.0
-) -> _Figures:
-    """Mean of both halves, shrunk (`_shrunk`): an estimate of the values without noise.
-
-    - `variance`: {field: variance of the noise of a half}.
-    """
-    both = {name: (split[0][name] + split[1][name]) / 2 for name in variance}
-    of_mean = {name: variance[name] / 2 for name in variance}
-    return _shrunk(_with_figures(probe, both), both, of_mean, most=most)
-
-
-def _permuted(figures: _Figures, rng: np.random.Generator) -> _Figures:
-    """Figures with randomly permuted hosts, so that figures common to all pairs of a host stay together."""
-    hosts = rng.permutation(len(next(iter(figures.values()))))
-    return {name: each[np.ix_(hosts, hosts)] for name, each in figures.items()}
-
-
-def _sum(one: _Figures, other: _Figures) -> _Figures:
-    return {name: one[name] + other[name] for name in one}
 
 
 def _scaled(noises: Sequence[_Figures], variance: Mapping[str, float]) -> list[_Figures]:

@@ -65,7 +65,7 @@ def test_noise_keeps_a_rare_outlier():
     probe = Probe(NAMES, measured)
     split = judging._halves(probe, judging._repetitions(probe)[0], np.random.default_rng(0))
     variance = {"latency_us": float(np.mean(judging._noise(*split)["latency_us"] ** 2))}
-    centre = judging._mean_of_halves(probe, split, variance)
+    centre = judging._shrunk(probe, judging._medians(probe, judging._repetitions(probe)[0]), variance)
     noises = judging._scaled([judging._off_mean(half, centre) for half in split], variance)
     assert sorted(10 * np.exp(each["latency_us"].max()) for each in noises) == pytest.approx(
         [10, 25], rel=0.1
