@@ -176,37 +176,34 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
         began = time.monotonic()
         gains += [logs(half, [order])[0] for half, order in zip(split, found[::-1], strict=True)]
         longest_s = (time.monotonic() - began) / 2
-    gain, least = float(np.mean(gains)), -np.inf
-    if gain > 0:
-        # Values without noise. Medians of all repetitions keep no outlier that only one of them has.
-        clustered = probe if has_clusters else replace(probe, clusters=())
-        medians, of_medians = _medians(probe, stacks), {name: noise[name] / 2 for name in noise}
-        centre = _shrunk(clustered, medians, of_medians)
-        noises = _scaled([_off_mean(half, centre) for half in chain(*splits)], noise)
-        # Values without differences between pairs, and if there are clusters, inside these.
-        flat = [dict.fromkeys(centre, np.zeros((probe.num_hosts, probe.num_hosts)))]
-        for name, values in centre.items():
-            flat[0][name] = np.full_like(values, values[~np.eye(len(values), dtype=bool)].mean())
-        flat += [_shrunk(clustered, medians, of_medians, most=0.0)] * has_clusters
+    # Values without noise. Medians of all repetitions keep no outlier that only one of them has.
+    clustered = probe if has_clusters else replace(probe, clusters=())
+    medians, of_medians = _medians(probe, stacks), {name: noise[name] / 2 for name in noise}
+    centre = _shrunk(clustered, medians, of_medians)
+    noises = _scaled([_off_mean(half, centre) for half in chain(*splits)], noise)
+    # Values without differences between pairs, and if there are clusters, inside these.
+    off = ~np.eye(probe.num_hosts, dtype=bool)
+    flat = [{name: np.full_like(values, values[off].mean()) for name, values in centre.items()}]
+    flat += [_shrunk(clustered, medians, of_medians, most=0.0)] * has_clusters
 
-        def gain_by_noise(values: _Figures, number: int, shuffled: Ints) -> float:
-            """Logarithm of the gain on a half with these values and the noise of shuffled hosts."""
-            each = noises[number]
-            half = {name: values[name] + each[name][np.ix_(shuffled, shuffled)] for name in values}
-            return logs(half, [orders[number ^ 1]])[0]
+    def gain_by_noise(values: _Figures, number: int, shuffled: Ints) -> float:
+        """Logarithm of the gain on a half with these values and the noise of shuffled hosts."""
+        each = noises[number]
+        half = {name: values[name] + each[name][np.ix_(shuffled, shuffled)] for name in values}
+        return logs(half, [orders[number ^ 1]])[0]
 
-        alone = [float(np.mean(logs(each, orders))) for each in flat]
-        excess, rng = list[float](), np.random.default_rng((seed, _SPLITS))
-        while len(excess) < _RESAMPLES and max(excess, default=0.0) < gain:
-            if deadline.left_s < longest_s:
-                reason = "the time limit was reached; give more time"
-                return Judgement(reason=reason, has_clusters=has_clusters)
-            began = time.monotonic()
-            number, shuffled = len(excess) % len(orders), rng.permutation(probe.num_hosts)
-            worlds = zip(flat, alone, strict=True)
-            excess.append(max(gain_by_noise(each, number, shuffled) - own for each, own in worlds))
-            longest_s = max(longest_s, time.monotonic() - began)
-        least = gain - max(excess)
+    gain, alone = float(np.mean(gains)), [float(np.mean(logs(each, orders))) for each in flat]
+    excess, rng = list[float](), np.random.default_rng((seed, _SPLITS))
+    while len(excess) < _RESAMPLES and max(excess, default=-np.inf) < gain:
+        if deadline.left_s < longest_s:
+            reason = "the time limit was reached; give more time"
+            return Judgement(reason=reason, has_clusters=has_clusters)
+        began = time.monotonic()
+        number, shuffled = len(excess) % len(orders), rng.permutation(probe.num_hosts)
+        worlds = zip(flat, alone, strict=True)
+        excess.append(max(gain_by_noise(each, number, shuffled) - own for each, own in worlds))
+        longest_s = max(longest_s, time.monotonic() - began)
+    least = gain - max(excess)
     return Judgement(basis, tuple(np.exp(gains).tolist()), float(np.exp(least)), "", has_clusters)
 
 
