@@ -13,6 +13,7 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from taccl.topology.boards import SLOT_GB_PER_S
 from taccl.topology.topology import Side
 
 #: Rate limit on the path of a send: (name, beta in us per MB, side that holds it: "send" or "receive").
@@ -27,7 +28,7 @@ LANE_GB_PER_S = {
 LANES = 16
 X16_GB_PER_S = {3 + i: LANES * LANE_GB_PER_S[speed] for i, speed in enumerate(("8", "16", "32", "64"))}
 #: Beta in us per MB of the fastest PCIe link; no link is assumed to be faster.
-_FASTEST_PCIE = 1000 / X16_GB_PER_S[6]
+_FASTEST_PCIE = 1000 / Fraction(max(SLOT_GB_PER_S.values()))
 
 
 class Nic(NamedTuple):

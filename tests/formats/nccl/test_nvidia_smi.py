@@ -502,11 +502,16 @@ def test_a_matrix_without_affinities_is_read_by_every_command(tmp_path):
         taccl.topologies.load(path)
 
 
-@pytest.mark.parametrize(("numa_id", "rate"), [("1", 100), ("N/A", 50)])
-def test_a_gpu_with_a_numa_id_reaches_its_nics_over_c2c(tmp_path, numa_id, rate):
-    """Two NICs of 50 GB/s at the CPU of a GH200 are 100 GB/s; a PCIe link of 50 GB/s carries half of that."""
+@pytest.mark.parametrize(
+    ("numa_id", "nics", "rate"), [("1", "NODE", 100), ("1", "PIX", 100), ("N/A", "NODE", 50)]
+)
+def test_a_gpu_with_a_numa_id_reaches_its_nics_over_c2c(tmp_path, numa_id, nics, rate):
+    """Two NICs of 50 GB/s at the CPU of a GH200 are 100 GB/s, also as two ports of one card.
+
+    A PCIe link of 50 GB/s carries half of that.
+    """
     columns = ["GPU0", "NIC0", "NIC1"]
-    rows = [[a, *("X" if a == b else "NODE" for b in columns)] for a in columns]
+    rows = [[a, *("X" if a == b else "NODE" if "GPU0" in (a, b) else nics for b in columns)] for a in columns]
     rows[0] += ["0-71", "0", "", numa_id]
     head = ["", *columns, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
     path = tmp_path / "grace.txt"
