@@ -31,7 +31,7 @@ from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.queues import routes_of, send_together
 from taccl.synthesis.proposers.spreading import has_chunk_masks, spread, spread_masked, urgent_hops
-from taccl.synthesis.transforms.phases import Phase, join, split
+from taccl.synthesis.transforms.phases import Phase, join, overlapped, split
 
 if TYPE_CHECKING:
     import os
@@ -118,6 +118,7 @@ def schedule_large(
         for place, phase in enumerate(phases)
     )
     joined = join(problem, found, retimed=merges, spill_dir=spill_dir)
+    joined = joined if merges or spill_dir is not None else overlapped(joined)
     return joined if joined.num_transfers > MANY else joined.in_order()
 
 

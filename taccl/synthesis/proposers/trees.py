@@ -44,7 +44,7 @@ from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.queues import send_at_earliest, send_in_turn, send_once, slots_of
 from taccl.synthesis.proposers.router import Routes
 from taccl.synthesis.search import Search
-from taccl.synthesis.transforms.phases import Phase, join, split
+from taccl.synthesis.transforms.phases import Phase, join, overlapped, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
 from taccl.synthesis.trees.packing import tree_counts, tree_routes
 from taccl.synthesis.trees.roots import root_shares, with_roots
@@ -311,7 +311,7 @@ def along_trees(
             raise OutOfTime("stopped before there was a schedule along trees")
         columns = sends.chunk, narrow(sends.link), sends.start
         found.append(Schedule(phase.problem, *columns, producer="spanning trees"))
-    joined = join(problem, found, retimed=False)
+    joined = overlapped(join(problem, found, retimed=False))
     return joined if joined.num_transfers > MANY else joined.in_order()
 
 
