@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import permutations, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,42 +31,74 @@ def at_ends(near: Ints, kind: Ints) -> Flags:
     return found & ~found.all()
 
 
-def cores_of(dims: Dimensions, near: Ints, kind: Ints) -> tuple[Cores, int]:
+def cores_of(dims: Dimensions, near: Ints, kind: Ints, *, wide: bool = False) -> tuple[Cores, int]:
     """(cores, least number of steps of a share).
 
     Hubs are one rank or two neighbours along each dimension. They exchange sums along one dimension after
     another. Cores that are images of others are left out.
 
     - `near`, `kind`: As in `Grid`.
+    - `wide`: True if there may be more neighbours along all dimensions but the last of the exchange. There,
+      sends after the first half carry whole sums, which the kernels would count as partial ones.
     """
-    blocks: dict[tuple[int, ...], tuple[int, tuple[int, ...], tuple[int, ...], list[int]]] = {}
+    blocks: dict[tuple[object, ...], _Block] = {}
     copies = np.stack(images(dims))
-    for low, two in product(product(*map(range, dims.sizes)), product((0, 1), repeat=len(dims))):
-        high = [a + b for a, b in zip(low, two, strict=True)]
-        if any(b >= size for b, size in zip(high, dims.sizes, strict=True)):
+    for low, high in product(product(*map(range, dims.sizes)), repeat=2):
+        more = [b - a for a, b in zip(low, high, strict=True)]
+        if min(more) < 0 or (max(more) > 1 and not wide):
             continue
-        corners = product(*({a, b} for a, b in zip(low, high, strict=True)))
-        hubs = sorted(sum(x * y for x, y in zip(each, dims.strides, strict=True)) for each in corners)
-        reach = sum(max(a, size - 1 - b) for a, b, size in zip(low, high, dims.sizes, strict=True))
+        hubs = _hubs(dims, low, high)
         image = min(map(tuple, np.sort(copies[:, hubs]).tolist()))
-        blocks.setdefault(image, (2 * reach + sum(two), low, two, hubs))
+        reach = sum(max(a, size - 1 - b) for a, b, size in zip(low, high, dims.sizes, strict=True))
+        lasts = [k for k, each in enumerate(more) if each == 1] if max(more) > 1 else [len(dims) - 1]
+        for last in lasts:
+            order = (*(k for k in range(len(dims)) if k != last), last)
+            key = image, last if max(more) > 1 else None
+            blocks.setdefault(key, _Block(2 * reach + sum(more), low, high, order))
     every = sorted(blocks.values())[:_MOST_CORES]
-    digits, num, orders = dims.digits(np.arange(dims.num_ranks)), len(dims), _orders(len(dims))
+    digits, orders = dims.digits(np.arange(dims.num_ranks)), _orders(len(dims))
     way = np.full((len(every), len(orders), dims.num_ranks), -1)
-    sends = np.full((len(every), num * 2**num, 4), -1)  # class, step, source, destination
-    for core, (_, low, two, hubs) in enumerate(every):
+    rows: list[list[tuple[int, int, int, int]]] = []  # class, step, source, destination
+    for core, (_, low, high, along) in enumerate(every):
         for s, order in enumerate(orders):
             for k in reversed(order):
                 way[core, s, digits[k] < low[k]] = 2 * k + 1
-                way[core, s, digits[k] > low[k] + two[k]] = 2 * k
-        for i, (step, hub) in enumerate(product(range(sum(two)), hubs)):
-            k = np.flatnonzero(two)[step]
-            to = 2 * k + int(digits[k, hub] == low[k])
-            sends[core, i] = kind[0, hub, to], step, hub, near[hub, to]
-    num_hubs = np.array([len(hubs) for *_, hubs in every])
-    length = np.array([sum(two) for _, _, two, _ in every])
+                way[core, s, digits[k] > high[k]] = 2 * k
+        rows.append([])
+        hubs, step = _hubs(dims, low, high), 0
+        for k in along:
+            for i in range(high[k] - low[k]):
+                for hub, (to, digit) in product(hubs, ((2 * k + 1, low[k] + i), (2 * k, high[k] - i))):
+                    if digits[k, hub] == digit:
+                        rows[core].append((int(kind[0, hub, to]), step + i, hub, int(near[hub, to])))
+            step += high[k] - low[k]
+    sends = np.full((len(every), max(map(len, rows)), 4), -1)
+    for core, each in enumerate(rows):
+        sends[core, : len(each)] = np.array(each).reshape(-1, 4)
+    num_hubs = np.array([len(_hubs(dims, low, high)) for _, low, high, _ in every])
+    length = np.array([sum(high) - sum(low) for _, low, high, _ in every])
     kinds, steps = np.ascontiguousarray(np.moveaxis(sends[..., :2], 2, 0))
-    return Cores(num_hubs, length, kinds, steps, np.ascontiguousarray(sends[..., 2:]), way), every[0][0]
+    return Cores(num_hubs, length, kinds, steps, np.ascontiguousarray(sends[..., 2:]), way), every[0].steps
+
+
+class _Block(NamedTuple):
+    """Block of hubs.
+
+    - `steps`: Least number of steps of a share.
+    - `low`, `high`: First and last digit along each dimension.
+    - `along`: Dimensions along which hubs exchange sums, in order.
+    """
+
+    steps: int
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    along: tuple[int, ...]
+
+
+def _hubs(dims: Dimensions, low: Sequence[int], high: Sequence[int]) -> list[int]:
+    """Ranks of a block, ascending."""
+    ranks = product(*(range(a, b + 1) for a, b in zip(low, high, strict=True)))
+    return sorted(sum(x * y for x, y in zip(each, dims.strides, strict=True)) for each in ranks)
 
 
 def _orders(num: int) -> Sequence[tuple[int, ...]]:

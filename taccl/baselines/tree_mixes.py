@@ -58,6 +58,8 @@ _MOST_SPAN = 4
 #: `_FEW_SENDS`: max shares * steps * ranks (about 0.2 s) to give several numbers of steps long searches, and
 #: to let links drift apart to the end.
 _BRIEF, _LONG, _DRIFTING, _FEW_SENDS = 6, 24, 24, 200_000
+#: `_BRIEF_SENDS`: max shares * steps * ranks (about 0.3 s) to search with wide blocks of hubs, too.
+_BRIEF_SENDS = 10_000
 #: Sharpness of the smooth maximum over links in the first sweep, and in the last of `_BRIEF` and of `_LONG`.
 #: The unit of sharpness is 1 over the mean time of a link's data in a step.
 #: `_DRIFT_SHARPNESS`: sharpness in the first and the last sweep in which links drift apart.
@@ -152,8 +154,15 @@ def soonest_mix(
         return None
     if not is_compiled(reassign) and until.left_s < _COMPILE_S * busy_factor():
         return None
-    mixes = _mixes_of(problem.topology, dims, sum(problem.chunk_bytes), problem.collective.num_chunks)
-    return mixes.soonest(until, min(most_transfers, MOST_TRANSFERS))
+    most_transfers = min(most_transfers, MOST_TRANSFERS)
+    args = problem.topology, dims, sum(problem.chunk_bytes), problem.collective.num_chunks
+    mixes = _mixes_of(*args, wide=False)
+    found = mixes.soonest(until, most_transfers)
+    if found is not None and mixes.is_brief and len(dims) > 1 and not until.has_passed:
+        other = _mixes_of(*args, wide=True).soonest(until, most_transfers)
+        if other is not None and other.finish_us < found.finish_us:
+            return other
+    return found
 
 
 def compile_mixes() -> None:
@@ -165,9 +174,9 @@ def compile_mixes() -> None:
 
 
 @cached
-def _mixes_of(topology: Topology, dims: Dimensions, num_bytes: int, num_chunks: int) -> _Mixes:
+def _mixes_of(topology: Topology, dims: Dimensions, num_bytes: int, num_chunks: int, *, wide: bool) -> _Mixes:
     """Search for the best mix."""
-    return _Mixes(topology, dims, num_bytes, num_chunks)
+    return _Mixes(topology, dims, num_bytes, num_chunks, wide=wide)
 
 
 class _Found(NamedTuple):
@@ -185,9 +194,12 @@ class _Mixes:
     """Search for the best mix over the numbers of shares and steps. Later calls reuse what is complete.
 
     - `num_bytes`, `num_chunks`: Total bytes of the sums, and number of their chunks.
+    - `wide`: As in `cores_of`.
     """
 
-    def __init__(self, topology: Topology, dims: Dimensions, num_bytes: int, num_chunks: int) -> None:
+    def __init__(
+        self, topology: Topology, dims: Dimensions, num_bytes: int, num_chunks: int, *, wide: bool = False
+    ) -> None:
         self.dims, self.num_bytes, self.num_chunks = dims, num_bytes, num_chunks
         table, sizes, axis = classes_of_links(topology, dims)
         self.near, self.kind = links_of_ranks(dims, table)
@@ -197,11 +209,13 @@ class _Mixes:
         self.alpha, self.beta = alpha[axis], beta[axis] / sizes
         #: Mean us per link of the data of all sends.
         self.busy_us = 2 * (dims.num_ranks - 1) * float((self.beta * sizes).mean()) / int(sizes.sum())
-        self.cores, self.least_steps = cores_of(dims, self.near, self.kind)
+        self.cores, self.least_steps = cores_of(dims, self.near, self.kind, wide=wide)
         #: True for classes of links at corners.
         self.at_ends = at_ends(self.near, self.kind)
         self._found: dict[tuple[int, int, int, int, bool], _Found | None] = {}
         self._drifted: dict[tuple[float, int, int, int], _Found] = {}
+        #: True if the latest search had so few shares that another one takes little time.
+        self.is_brief = False
 
     def soonest(self, until: Deadline, most_transfers: float) -> TreeMix | None:
         """Best mix; None if even the coarsest one has too many chunks.
@@ -221,7 +235,10 @@ class _Mixes:
             if best is not None and found.finish_us >= pays * best.finish_us:
                 break
             best = found
-        return None if best is None else self._mix(self._improved(best, until))
+        if best is None:
+            return None
+        self.is_brief = best.number * best.steps * len(self.near) <= _BRIEF_SENDS
+        return self._mix(self._improved(best, until))
 
     def _numbers(self, most_transfers: float) -> Iterator[int]:
         """Yield numbers of shares, each finer than the one before."""

@@ -36,8 +36,8 @@ def test_links_of_a_square_mesh_are_in_six_classes():
 @pytest.mark.parametrize(
     ("sizes", "num_bytes", "before_us"),
     [
-        # Plans with hubs of each line took 5.74 us, and trees of any shape by linear programs 5.6 us.
-        ((4, 4), 64_000, 5.6),
+        # Plans with hubs of each line took 5.74 us, and mixes with two hubs along each dimension 5.54 us.
+        ((4, 4), 64_000, 5.45),
         # Trees of any shape by linear programs take 22.41 us, and mixes whose links keep in step 22.57 us.
         ((4, 4), 1_000_000, 22.1),
         # Mixes whose links keep in step take 10.35 us.
@@ -51,13 +51,21 @@ def test_mixes_of_trees_finish_before_other_forms(sizes, num_bytes, before_us):
     assert found.finish_us == pytest.approx(mix.finish_us, rel=0.002)
     assert found.finish_us < before_us
     problem = taccl.make_problem(taccl.topologies.mesh(*sizes), "allreduce", size_bytes=num_bytes)
-    assert bucket(problem).finish_us == pytest.approx(found.finish_us, rel=0.002)
+    assert bucket(problem).finish_us == pytest.approx(found.finish_us, rel=0.004)
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 3), (2, 2, 3)])
 def test_plans_spread_every_contribution(sizes):
     """Ranks send only what they have; in the end each has all contributions, and none has any twice."""
     mix, _ = mix_of(sizes, 10_000)
+    assert_sums_are_whole(mix)
+
+
+def test_wide_blocks_of_hubs_suit_small_sums():
+    """On 4 x 4, 16 KB take 3.96 us with two hubs along each dimension, and 3.57 us at least."""
+    mix, found = mix_of((4, 4), 16_000)
+    assert taccl.verify(found).ok
+    assert found.finish_us == pytest.approx(3.8)
     assert_sums_are_whole(mix)
 
 
@@ -69,7 +77,8 @@ def assert_sums_are_whole(mix):
             before = has.copy()
             for i in np.flatnonzero(step == k):
                 assert not (adds[i] & ~before[src[i]]).any()
-                assert adds[i].all() or not (adds[i] & has[dst[i]]).any()
+                replaces = not (has[dst[i]] & ~adds[i]).any()
+                assert replaces or not (adds[i] & has[dst[i]]).any()
                 has[dst[i]] |= adds[i]
         assert has.all()
 
