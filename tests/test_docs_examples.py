@@ -26,7 +26,7 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates import bounds
-from taccl.baselines import dimension_passes, spread
+from taccl.baselines import chunking, dimension_passes
 from taccl.cli import main
 from taccl.placement import tuning
 from taccl.plot import sizes, style
@@ -119,7 +119,7 @@ def short_searches(monkeypatch):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **budget))
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
-    monkeypatch.setattr(spread, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further
+    monkeypatch.setattr(chunking, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further
     # Tuning starts ranks for each algorithm. To save time, only tests/placement/test_tuning.py tunes alltoall.
     some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce",)}
     monkeypatch.setattr(tuning, "LIBRARY_NAMES", some)

@@ -16,8 +16,8 @@ from taccl._internal.deadline import Cancellation
 from taccl._internal.kernels import _Kernel
 from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.certificate import Claim, OfRanks
+from taccl.baselines.chunking import cut_while_it_pays, require_no_derivations, run
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.spread import cut_while_it_pays, require_no_derivations, run
 from taccl.baselines.table import BASELINES, TABLE, Baseline, label_of
 from taccl.cli import main
 from taccl.errors import CollectiveError

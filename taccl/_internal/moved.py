@@ -28,6 +28,7 @@ _MOVED = {
     "taccl.analysis.verify_compact": "taccl.analysis.verification.verify",
     "taccl.analysis.volume": "taccl.analysis.certificates.finding.volume",
     "taccl.baselines.cycles": "taccl.baselines.ring",
+    "taccl.baselines.spread": "taccl.baselines.chunking",
     "taccl.clauses": "taccl.problem.clauses",
     "taccl.collective": "taccl.problem.collective",
     "taccl.collectives": "taccl.problem.collectives",

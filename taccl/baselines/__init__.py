@@ -16,6 +16,7 @@ from taccl._internal.arguments import Seconds, checked, known_name
 from taccl._internal.deadline import Deadline
 from taccl._internal.garbage import rarely_collected
 from taccl.baselines.buckets import bucket
+from taccl.baselines.chunking import built_within, keep_soonest, soonest_so_far
 from taccl.baselines.direct import least_one_shot_us, one_shot, pairwise
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
@@ -24,7 +25,6 @@ from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.spread import built_within, keep_soonest, soonest_so_far
 from taccl.baselines.table import BASELINES, are_pairs, build_times, row_of, soonest_us
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError, TopologyError

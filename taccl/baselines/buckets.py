@@ -12,10 +12,7 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.arrays import lexsort, numbered
-from taccl.baselines.forms import fastest, fastest_form
-from taccl.baselines.hubs import hub_sends
-from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
-from taccl.baselines.spread import (
+from taccl.baselines.chunking import (
     cut_chunks,
     cut_while_it_pays,
     held_at_start,
@@ -28,6 +25,9 @@ from taccl.baselines.spread import (
     sums_everywhere,
     without_sketch,
 )
+from taccl.baselines.forms import fastest, fastest_form
+from taccl.baselines.hubs import hub_sends
+from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule

@@ -24,18 +24,18 @@ from taccl.baselines.channel_sends import (
     sends_of_pieces,
 )
 from taccl.baselines.channels import chain_channels, ring_channels
-from taccl.baselines.forms import fastest
-from taccl.baselines.lanes import Lanes, is_allreduce
-from taccl.baselines.moves import Moves, check_number, routed
-from taccl.baselines.ring import on_rings
-from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
+from taccl.baselines.chunking import (
     cut_chunks,
     held_at_start,
     require_everywhere,
     run,
     without_sketch,
 )
+from taccl.baselines.forms import fastest
+from taccl.baselines.lanes import Lanes, is_allreduce
+from taccl.baselines.moves import Moves, check_number, routed
+from taccl.baselines.ring import on_rings
+from taccl.baselines.routes import ShortestRoutes
 from taccl.schedule.timing import exact_times
 from taccl.topology.models import library_name
 

@@ -14,11 +14,7 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.arrays import lexsort
-from taccl.baselines.edge_colouring import turns_of
-from taccl.baselines.forms import fastest
-from taccl.baselines.moves import Sends, check_least, check_number, sends_over
-from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
+from taccl.baselines.chunking import (
     busy_by_bytes_us,
     cut_while_it_pays,
     require_no_derivations,
@@ -26,6 +22,10 @@ from taccl.baselines.spread import (
     starts_of,
     without_sketch,
 )
+from taccl.baselines.edge_colouring import turns_of
+from taccl.baselines.forms import fastest
+from taccl.baselines.moves import Sends, check_least, check_number, sends_over
+from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns
 from taccl.schedule.listing import listed

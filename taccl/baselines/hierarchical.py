@@ -12,14 +12,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.arrays import lexsort
 from taccl._internal.units import parse_size
-from taccl.baselines.dimension_passes import NUM_CHUNKS, plan_along
-from taccl.baselines.dimension_sends import implicit_along, listed_along, paces_of, translations_along
-from taccl.baselines.forms import Form, fastest, fastest_form, fastest_in_turn, in_reversed_time
-from taccl.baselines.moves import Moves, routed
-from taccl.baselines.rails import MOST_RAILED, SHAPES, best_cut, by_rails, likely_forms
-from taccl.baselines.ring import around, find_rings, on_rings
-from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
+from taccl.baselines.chunking import (
     MANY_CUT,
     busy_by_bytes_us,
     cut_chunks,
@@ -31,6 +24,13 @@ from taccl.baselines.spread import (
     run,
     starts_of,
 )
+from taccl.baselines.dimension_passes import NUM_CHUNKS, plan_along
+from taccl.baselines.dimension_sends import implicit_along, listed_along, paces_of, translations_along
+from taccl.baselines.forms import Form, fastest, fastest_form, fastest_in_turn, in_reversed_time
+from taccl.baselines.moves import Moves, routed
+from taccl.baselines.rails import MOST_RAILED, SHAPES, best_cut, by_rails, likely_forms
+from taccl.baselines.ring import around, find_rings, on_rings
+from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.collectives import make
 from taccl.problem.costs import ranks_differ

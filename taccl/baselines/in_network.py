@@ -12,7 +12,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.caching import cached
 from taccl._internal.units import format_size
-from taccl.baselines.spread import cut_while_it_pays
+from taccl.baselines.chunking import cut_while_it_pays
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule

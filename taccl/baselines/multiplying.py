@@ -13,6 +13,15 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.deadline import NEVER
+from taccl.baselines.chunking import (
+    cut_while_it_pays,
+    finest,
+    keep_soonest,
+    merging,
+    require_no_derivations,
+    sums_everywhere,
+    without_sketch,
+)
 from taccl.baselines.forms import complete_so_far, fastest, timed
 from taccl.baselines.multiplying_batches import in_batches
 from taccl.baselines.multiplying_mixes import (
@@ -26,15 +35,6 @@ from taccl.baselines.multiplying_mixes import (
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, StepPlan, all_plans, is_simple
 from taccl.baselines.multiplying_sends import sends_of
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
-from taccl.baselines.spread import (
-    cut_while_it_pays,
-    finest,
-    keep_soonest,
-    merging,
-    require_no_derivations,
-    sums_everywhere,
-    without_sketch,
-)
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:

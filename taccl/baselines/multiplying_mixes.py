@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER
+from taccl.baselines.chunking import cut_chunks, may_merge, merging, without_sketch
 from taccl.baselines.multiplying_insertions import with_insertions
 from taccl.baselines.multiplying_mix_times import MOST_RESOURCES, Mix, MixTimes
 from taccl.baselines.multiplying_plans import MIXED, PlanPart, StepPlan, all_mixable
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
-from taccl.baselines.spread import cut_chunks, may_merge, merging, without_sketch
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:

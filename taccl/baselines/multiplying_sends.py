@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arrays import lexsort
+from taccl.baselines.chunking import held_at_start, run
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_batches import places_of
 from taccl.baselines.multiplying_plans import BY_NODE, Digit
 from taccl.baselines.recursive import after_exchange, exchange, swaps
-from taccl.baselines.spread import held_at_start, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl.baselines.chunking import cut_chunks, without_sketch
 from taccl.baselines.edge_colouring import turns_of
 from taccl.baselines.periods import periodic
-from taccl.baselines.spread import cut_chunks, without_sketch
 from taccl.baselines.tree import two_trees
 from taccl.schedule.timing import exact_times
 from taccl.topology.in_network import shared_links

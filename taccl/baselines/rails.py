@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl._internal.arrays import lexsort
+from taccl.baselines.chunking import held_at_start, may_merge, merging, starts_of
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import held_at_start, may_merge, merging, starts_of
 from taccl.baselines.tree import two_trees
 from taccl.problem.costs import hold_columns
 from taccl.schedule.combine import reduce_phase

@@ -16,15 +16,15 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.arrays import lexsort
-from taccl.baselines.forms import fastest_form
-from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
-from taccl.baselines.spread import (
+from taccl.baselines.chunking import (
     cut_while_it_pays,
     held_at_start,
     or_whole_sums,
     require_no_derivations,
     run,
 )
+from taccl.baselines.forms import fastest_form
+from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 
 from taccl._internal.arguments import checked
 from taccl._internal.caching import cached
+from taccl.baselines.chunking import cut_while_it_pays, held_at_start, require_everywhere, run
 from taccl.baselines.forms import fastest_form
 from taccl.baselines.moves import Ints, Moves, Row, Sends, routed
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import cut_while_it_pays, held_at_start, require_everywhere, run
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.topology.clusters import nested_order

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl.baselines.chunking import cut_while_it_pays
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.schedule.listing import Tasks

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from taccl.baselines.buckets import bucket
+from taccl.baselines.chunking import soonest_cut_us, starts_of
 from taccl.baselines.direct import one_shot, pairwise
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
@@ -18,7 +19,6 @@ from taccl.baselines.rails import estimated_us
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.spread import soonest_cut_us, starts_of
 from taccl.baselines.tree import tree
 from taccl.schedule.combine import reduce_phase
 

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl.baselines.chunking import cut_while_it_pays, require_everywhere, run, starts_of
 from taccl.baselines.forms import fastest_form
 from taccl.baselines.moves import Ints, Moves, Row, Sends, routed
-from taccl.baselines.spread import cut_while_it_pays, require_everywhere, run, starts_of
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Topology

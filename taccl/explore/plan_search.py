@@ -15,7 +15,7 @@ from taccl._internal.units import format_count, format_gap, format_size
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import BASELINES
-from taccl.baselines.spread import built_within
+from taccl.baselines.chunking import built_within
 from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
 from taccl.explore.plan_ranges import PlanRange

@@ -19,7 +19,7 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.units import format_count, format_size, gb_per_s, parse_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.simulate import assume, simulate
-from taccl.baselines.spread import without_sketch
+from taccl.baselines.chunking import without_sketch
 from taccl.baselines.table import BASELINES, competes_in, label_of, row_of
 from taccl.errors import CollectiveError, InputError
 from taccl.measure.diagnosis import Diagnosis, SeriesDiagnosis

@@ -385,7 +385,7 @@ def _ends(chunk: Chunk) -> tuple[object, ...]:
 
 @cached
 def _balanced(topology: Topology, collective: Collective, chunk_bytes: int, pieces: int) -> Schedule | None:
-    from taccl.baselines.spread import cut_chunks  # imported late, as above
+    from taccl.baselines.chunking import cut_chunks  # imported late, as above
     from taccl.synthesis.proposers.balanced import balanced_schedule
 
     problem = make_problem(topology, collective, chunk_bytes=chunk_bytes * pieces)

@@ -14,7 +14,7 @@ from taccl.analysis.verification import columns, data, named_sums, sends
 from taccl.analysis.verification.columns import pairs
 from taccl.analysis.verification.findings import MOST_LISTED
 from taccl.analysis.verification.verify import verify
-from taccl.baselines import spread
+from taccl.baselines import chunking
 from taccl.problem.making import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import schedule_large
@@ -201,7 +201,7 @@ def test_a_loop_accepts_many_sums_that_are_no_trees(monkeypatch):
 
 def test_only_merged_sends_that_may_be_wrong_are_read_one_by_one(monkeypatch):
     """Merged sends are judged as columns; the transfers of a faulty one are then read to name the fault."""
-    problem = spread.merging(make_problem(taccl.topologies.dgx2(1), "allreduce", size_bytes=10**6))
+    problem = chunking.merging(make_problem(taccl.topologies.dgx2(1), "allreduce", size_bytes=10**6))
     schedule = taccl.baselines.multiplying(problem, cut=False)
     assert schedule.num_sends < schedule.num_transfers
     read, is_one_send = [], sends._is_one_send

@@ -7,12 +7,9 @@ import pytest
 from taccl import collectives
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
-from taccl.baselines import BASELINES, best, buckets, spread
+from taccl.baselines import BASELINES, best, buckets, chunking
 from taccl.baselines import forms as forms_module
-from taccl.baselines.direct import least_one_shot_us
-from taccl.baselines.forms import Form, complete_so_far, fastest_in_turn, in_reversed_time
-from taccl.baselines.moves import Sends
-from taccl.baselines.spread import (
+from taccl.baselines.chunking import (
     cut_chunks,
     cut_while_it_pays,
     keep_soonest,
@@ -20,6 +17,9 @@ from taccl.baselines.spread import (
     soonest_so_far,
     without_sketch,
 )
+from taccl.baselines.direct import least_one_shot_us
+from taccl.baselines.forms import Form, complete_so_far, fastest_in_turn, in_reversed_time
+from taccl.baselines.moves import Sends
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import together
 from taccl.problem.making import make_problem
@@ -67,7 +67,7 @@ def test_one_byte_is_not_cut():
 
 def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
     """Cutting stops at the limit on transfers, even where finer chunks would be faster."""
-    monkeypatch.setattr("taccl.baselines.spread._MOST_CUT", 40)
+    monkeypatch.setattr("taccl.baselines.chunking._MOST_CUT", 40)
     problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1 << 20)
     found = cut_while_it_pays(problem, lambda each: BASELINES["tree"](each, cut=False), name="here", cut=True)
     assert 20 < found.num_transfers <= 40
@@ -242,7 +242,7 @@ def test_equal_problems_share_their_whole_chunks():
 
 def test_coarser_chunks_come_before_a_long_first_cut(monkeypatch):
     """A first cut into many parts follows ones into a quarter as many, which are complete if time ends."""
-    monkeypatch.setattr(spread, "_LONG_CUT", 10)
+    monkeypatch.setattr(chunking, "_LONG_CUT", 10)
     problem, counts = make_problem(fabrics.ring(4), collectives.broadcast(4), chunk_bytes=10**6), []
 
     def made(finer):

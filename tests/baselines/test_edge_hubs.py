@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import taccl
+from taccl.baselines.chunking import cut_chunks, merging, without_sketch
 from taccl.baselines.edge_hubs import edge_plans
 from taccl.baselines.hubs import hub_sends, soonest_hub_plan
-from taccl.baselines.spread import cut_chunks, merging, without_sketch
 from taccl.topology.recognise import grid_of
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.baselines import forms, hierarchical, spread
+from taccl.baselines import chunking, forms, hierarchical
+from taccl.baselines.chunking import merging, run
 from taccl.baselines.rails import _over_stars, _plan, best_cut, by_rails, estimated_us
-from taccl.baselines.spread import merging, run
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
 from tests.fuzzing import MANY
@@ -77,7 +77,7 @@ def test_what_was_cut_before_an_interrupt_is_found_under_its_name(monkeypatch):
     monkeypatch.setattr(forms, "listed", lambda *given, **named: next(calls)(*given, **named))
     with pytest.raises(RuntimeError):
         hierarchical(problem)
-    assert spread.finest(problem)["hierarchical"].problem.collective.chunks_per_rank == 2
+    assert chunking.finest(problem)["hierarchical"].problem.collective.chunks_per_rank == 2
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 
 import taccl
 from taccl.baselines import bucket
+from taccl.baselines.chunking import cut_chunks, merging, without_sketch
 from taccl.baselines.hubs import HubPlan, hub_sends, ring_plan, soonest_hub_plan
-from taccl.baselines.spread import cut_chunks, merging, without_sketch
 from taccl.topology.recognise import grid_of
 
 NAMES = ("every rank", "two arcs", "two hubs", "one hub")

@@ -8,9 +8,9 @@ import pytest
 
 import taccl
 from taccl.analysis.verification.verify import verify
+from taccl.baselines.chunking import run, starts_of
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.recursive import exchange
-from taccl.baselines.spread import run, starts_of
 from taccl.baselines.tree import _descend
 from taccl.errors import CollectiveError
 from taccl.schedule.combine import broadcast_phase, concatenate, reduce_phase, reverse

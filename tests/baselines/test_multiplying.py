@@ -385,7 +385,7 @@ def eight_ranks(*, parts):
     """The problem of an allreduce of 1 MB in a node of eight, with each chunk cut into `parts` parts that may
     merge."""
     problem = make_problem(taccl.topologies.dgx_h100(1), collectives.allreduce(8), size_bytes=10**6)
-    return spread.cut_chunks(spread.without_sketch(spread.merging(problem)), parts)
+    return chunking.cut_chunks(chunking.without_sketch(chunking.merging(problem)), parts)
 
 
 @pytest.mark.slow
@@ -571,7 +571,7 @@ def test_estimates_of_mixes_end_early_only_beyond_the_limit():
     No mix ends before the least time of mixes of its plans.
     """
     topology = taccl.topologies.dgx_a100(4, protocol="ll")
-    problem = spread.merging(make_problem(topology, collectives.allreduce(32), size_bytes=256_000))
+    problem = chunking.merging(make_problem(topology, collectives.allreduce(32), size_bytes=256_000))
     times = StepTimes(problem, Grid(problem))
     parts = list(dict.fromkeys(all_mixable(4, 8, most=16)))
     mixes, random = MixTimes(times, parts), Random(0)
@@ -642,7 +642,7 @@ def test_the_kernel_of_mixes_has_the_times_of_their_estimates():
     """
     topology = taccl.topologies.dgx_h100(4, protocol="ll")
     plain = make_problem(topology, collectives.allreduce(32), size_bytes=256_000)
-    for problem in (plain, spread.merging(plain)):
+    for problem in (plain, chunking.merging(plain)):
         times, random = StepTimes(problem, Grid(problem)), Random(0)
         parts = list(dict.fromkeys(all_mixable(4, 8, most=16)))
         mixes = MixTimes(times, parts)

@@ -6,9 +6,9 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline
 from taccl.baselines import bucket, tree_mixes
+from taccl.baselines.chunking import cut_chunks, merging, without_sketch
 from taccl.baselines.hubs import HubPlan, hub_sends
 from taccl.baselines.mesh_images import classes_of_links
-from taccl.baselines.spread import cut_chunks, merging, without_sketch
 from taccl.baselines.tree_mixes import soonest_mix, soonest_plan
 from taccl.topology.recognise import grid_of
 

@@ -164,7 +164,7 @@ def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) ->
     A number of chunks that the options give is kept. While there is no schedule, the time limit may be
     exceeded by up to ``budget.late_s``, as by a synthesis, except for nccl.
     """
-    from taccl.baselines.spread import soonest_so_far
+    from taccl.baselines.chunking import soonest_so_far
 
     if matching(name, ["nccl"]):
         with deadline.enforced():

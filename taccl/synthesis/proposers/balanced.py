@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from taccl._internal.units import format_about
 from taccl.analysis.certificates.dimension_bound import balance, dimension_bound
 from taccl.analysis.verification.verify import verify
+from taccl.baselines.chunking import cut_chunks
 from taccl.baselines.dimension_passes import PassagePlan, plan_along
 from taccl.baselines.dimension_sends import implicit_along, paces_of, schedule_along, translations_along
 from taccl.baselines.hierarchical import dimensions_of, level_orders, most_level, orders_of
-from taccl.baselines.spread import cut_chunks
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem.collectives import make
 from taccl.problem.costs import Costs, exact_costs

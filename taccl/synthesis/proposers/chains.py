@@ -19,7 +19,7 @@ import numpy as np
 
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.units import format_count
-from taccl.baselines.spread import cut_chunks
+from taccl.baselines.chunking import cut_chunks
 from taccl.errors import InputError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective

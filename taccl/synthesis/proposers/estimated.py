@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
+from taccl.baselines.chunking import cut_chunks, may_merge, merging
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_mixes import PAYS, mixed_transfers, to_mix
-from taccl.baselines.spread import cut_chunks, may_merge, merging
 from taccl.baselines.table import num_arrivals
 from taccl.errors import InputError
 from taccl.problem.problem import Problem

@@ -14,10 +14,7 @@ from taccl._internal.units import format_count, format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.buckets import passes
-from taccl.baselines.hierarchical import dimensions_of
-from taccl.baselines.hubs import hub_sends
-from taccl.baselines.rails import estimated_us
-from taccl.baselines.spread import (
+from taccl.baselines.chunking import (
     MANY_CUT,
     cut_chunks,
     finest,
@@ -26,6 +23,9 @@ from taccl.baselines.spread import (
     soonest_so_far,
     sums_everywhere,
 )
+from taccl.baselines.hierarchical import dimensions_of
+from taccl.baselines.hubs import hub_sends
+from taccl.baselines.rails import estimated_us
 from taccl.baselines.table import BASELINES, TABLE, are_pairs, row_of, soonest_us
 from taccl.baselines.tree_mixes import MOST_TRANSFERS, soonest_plan
 from taccl.errors import CollectiveError, InputError

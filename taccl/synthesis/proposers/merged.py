@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.baselines.chunking import may_merge, merging
 from taccl.baselines.moves import Sends
-from taccl.baselines.spread import may_merge, merging
 from taccl.baselines.table import are_pairs
 from taccl.schedule.combine import back_in_time, reverse
 from taccl.synthesis.bounding import look_for_bound_over_all_chunkings

@@ -20,7 +20,7 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count, format_s
 from taccl.analysis.certificates.scopes import known_bound_over_all_chunkings, share_bound_over_all_chunkings
-from taccl.baselines.spread import sums_everywhere
+from taccl.baselines.chunking import sums_everywhere
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem.making import merged
 from taccl.problem.problem import Problem

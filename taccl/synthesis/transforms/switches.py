@@ -14,7 +14,7 @@ from taccl._internal.deadline import Deadline
 from taccl.analysis.certificates.transformed import check_switches_add, over_links
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.spread import cut_chunks
+from taccl.baselines.chunking import cut_chunks
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem

@@ -9,8 +9,8 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.baselines import BASELINES
+from taccl.baselines.chunking import without_sketch
 from taccl.baselines.forms import complete_so_far
-from taccl.baselines.spread import without_sketch
 from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import InputError
 from taccl.synthesis.bounding import look_for_bound

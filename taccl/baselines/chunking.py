@@ -1,4 +1,4 @@
-"""Common steps of baselines: reductions from broadcasts, and finer chunks."""
+"""Chunking of baselines: finer chunks, merged sends; and reductions from broadcasts."""
 
 from __future__ import annotations
 
