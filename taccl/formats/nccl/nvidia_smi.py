@@ -41,6 +41,8 @@ _MOST_NVLINKS = 18
 #: (max NVLinks of a GPU, its assumed PCIe generation): P100 and V100 have 4 to 6 NVLinks, A100 has 12, H100
 #: and B200 have 18.
 _PCIE_BY_NVLINKS = ((6, 3), (12, 4), (_MOST_NVLINKS, 5))
+#: PCIe generation assumed for GPUs with NVLink-C2C (GH200, GB200).
+_COHERENT_PCIE = 5
 
 
 @checked_as(TopologyError)
@@ -110,7 +112,7 @@ def load_nvidia_smi(
         stated = beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s")
         server.nvlink_betas = [stated] * len(server.gpus)
     slots = (
-        _slot_guesses(server, boards, None if nic_gb_per_s is None else nic_beta)
+        _slot_guesses(server, boards, None if nic_gb_per_s is None else nic_beta, bool(matrix.coherent))
         if pcie_gb_per_s is None
         else [(beta_of_bandwidth(pcie_gb_per_s, where="pcie_gb_per_s"), "")] * len(server.gpus)
     )
@@ -208,7 +210,10 @@ def _nvlink_guesses(matrix: Matrix, boards: Sequence[tuple[str, Board] | None]) 
 
 
 def _slot_guesses(
-    server: PcieServer, boards: Sequence[tuple[str, Board] | None], nic_beta: Fraction | None
+    server: PcieServer,
+    boards: Sequence[tuple[str, Board] | None],
+    nic_beta: Fraction | None,
+    is_coherent: bool,
 ) -> list[tuple[Fraction, str]]:
     """Beta in us per MB of each GPU's PCIe link without a stated rate, and the assumption as text.
 
@@ -216,6 +221,7 @@ def _slot_guesses(
     NVLinks and carries a NIC. The rate is NCCL's for 16 lanes, or the NIC's as far as they carry it.
 
     - `boards`: Boards that the file names.
+    - `is_coherent`: True if NVLink-C2C joins GPUs to their CPU.
     """
     of_rank = dict.fromkeys(range(len(server.gpus)), 0)
     for pair, count in server.nvlinks.items():
@@ -225,6 +231,9 @@ def _slot_guesses(
         of_rank |= counts
     most = max(of_rank.values(), default=0)
     usual = next((entry for entry in _PCIE_BY_NVLINKS if most <= entry[0]), _PCIE_BY_NVLINKS[-1])[1]
+    told = f"usual for GPUs with {most} NVLinks" if most else "as nothing tells a newer one"
+    if is_coherent and usual < _COHERENT_PCIE:
+        usual, told = _COHERENT_PCIE, "usual for GPUs with NVLink-C2C"
     nic = 0 if nic_beta is None else 1000 / nic_beta
     needed = next((each for each, most in SLOT_GB_PER_S.items() if nic <= most), max(SLOT_GB_PER_S))
     slots = []
@@ -234,7 +243,6 @@ def _slot_guesses(
         elif needed > usual:
             generation, why = needed, f", which carry a NIC of {float(nic):g} GB/s"
         else:
-            told = f"usual for GPUs with {most} NVLinks" if most else "as nothing tells a newer one"
             generation, why = usual, f", {told}"
         beta = beta_of_bandwidth(X16_GB_PER_S[generation])
         if nic_beta is not None and nic_beta < beta:

@@ -519,6 +519,8 @@ def test_a_gpu_with_a_numa_id_reaches_its_nics_over_c2c(tmp_path, numa_id, nics,
     topology = load_quietly(path, nodes=2, nic_gb_per_s=50)
     assert {1000 / link.beta_us_per_mb for link in topology.links} == {rate}
     assert any("NVLink-C2C joins GPU0" in each for each in topology.assumed) == (rate == 100)
+    generation = 5 if numa_id == "1" else 3
+    assert any(f"16 lanes of PCIe {generation}," in each for each in load_quietly(path).assumed)
 
 
 @pytest.mark.parametrize(("num_cpus", "rate"), [(2, 900), (4, 450), (1, 450)])
