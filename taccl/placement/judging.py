@@ -158,7 +158,7 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
     # Building and timing a case takes about as long as judging an order.
     # Reserve time for both gains of a split, for the resamples, and for one case more, as times vary.
     one_s = (time.monotonic() - began) / 2
-    reserved_s = (3 + _RESAMPLES) * one_s
+    reserved_s = (3 + _RESAMPLES * (1 + has_clusters)) * one_s
     searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
     for split in splits:
         if orders and searching.left_s < 2 * one_s:
