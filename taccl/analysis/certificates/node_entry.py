@@ -219,7 +219,7 @@ def _priced(node: _Node, known: float) -> Iterator[_Grid]:
 
 
 def _program(node: _Node, horizon: float) -> tuple[float, _Grid] | None:
-    """(cost of all resources over the price of all pairs, grid with the lowest cost); None if unsolved.
+    """(cost of all resources over the price of all pairs, cheapest grid); None if unsolved.
 
     Columns are the costs of a resource inside the node, and of one into it, from the start to each time of
     the grid, and the credits. The price of a pair is 1. Costs are in units.
