@@ -223,15 +223,30 @@ class Estimated:
         times, plan = found[1], greedy_mix(found[1])
         return cls(times.ticks(plan) / times.problem.costs.ticks_per_us, times, plan)
 
-    def in_better_batches(self, until: Deadline = NEVER) -> Estimated | None:
-        """Plan after a further search for batches of chunks; None if the plan has none.
+    @property
+    def is_by_node(self) -> bool:
+        """True if chunks of one node are gathered while those of the next one arrive."""
+        return self.plan.how == BY_NODE
 
+    @property
+    def has_batches(self) -> bool:
+        """True if such chunks are gathered in batches."""
+        return self.is_by_node and bool(self.plan.sizes)
+
+    def in_better_batches(self, finer: Problem | None = None, until: Deadline = NEVER) -> Estimated | None:
+        """Plan after a further search for batches of chunks; None if it is not node by node or has none.
+
+        - `finer`: Problem in the chunks of the new plan; default: in those of this one, which has batches.
         - `until`: Deadline after which the best plan so far is returned.
         """
-        if self.plan.how != BY_NODE or not self.plan.sizes:
+        if not self.is_by_node or (finer is None and not self.has_batches):
             return None
-        (plan,) = in_batches(self.times, _plans_without_batches(self.times), self.plan, until=until)
-        return Estimated(self.times.ticks(plan) / self.times.problem.costs.ticks_per_us, self.times, plan)
+        finer = None if finer is None else without_sketch(finer)
+        times = self.times if finer is None else StepTimes(finer, Grid(finer))
+        start = self.plan if finer is None else self.plan._replace(sizes=())
+        found = in_batches(times, _plans_without_batches(times), start, until=until)
+        per_us = times.problem.costs.ticks_per_us
+        return Estimated(times.ticks(found[0]) / per_us, times, found[0]) if found else None
 
     def schedule(self, *, lists: bool = True) -> Schedule:
         """Schedule of the plan.

@@ -51,7 +51,7 @@ def in_batches(
     Empty if there are none of these, one rank per node, too many nodes, or too many resources of different
     loads.
 
-    - `start`: Plan in batches that a further search improves; default: a new search.
+    - `start`: Plan node by node that a further search improves; default: a new search.
     - `until`: Deadline after which the further search ends.
     """
     num_nodes, num_local = times.grid.ranks.shape
@@ -65,7 +65,8 @@ def in_batches(
     # A further search draws other random numbers than the first one.
     search = _Search(mixes, [plan.parts[0].scattered for plan in plans], seed=int(start is not None))
     if start is not None:
-        mix = [mixes.timed(*each) for each in zip(start.parts, start.sizes, strict=True)]
+        sizes = start.sizes or (size,) * len(start.parts)
+        mix = [mixes.timed(*each) for each in zip(start.parts, sizes, strict=True)]
         return [_plan_of(search.again_and_again(mix, until))]
     starts = [list(mix) for mix in dict.fromkeys(mix for plan in plans for mix in _starts(mixes, plan, size))]
     starts.sort(key=mixes.finish)

@@ -192,18 +192,20 @@ def test_chunks_are_gathered_in_batches(name, topology, size_bytes, chunks_per_r
 
 def test_batches_are_searched_further(monkeypatch):
     """A further search joins four batches of a chunk, which hold ports longer; without time it keeps them."""
-    monkeypatch.setattr(multiplying_batches, "_MOST_MOVES", 300)
+    monkeypatch.setattr(multiplying_batches, "_MOST_MOVES", 500)
     topology = taccl.topologies.dgx_h100(2)
     problem = merging(topology, collectives.allgather(16, chunks_per_rank=4), 64_000)
     inside, across = (Digit(False, 8, 1),), (Digit(True, 2, 1, turns=(1,)),)
     times = StepTimes(problem, Grid(problem))
     plan = StepPlan((*[PlanPart(inside, across)] * 4, PlanPart(inside)), BY_NODE, (1, 1, 1, 1, 4))
     start = Estimated(times.ticks(plan) / problem.costs.ticks_per_us, times, plan)
-    assert start.in_better_batches(Deadline(0.0)).plan == plan
+    assert start.in_better_batches(until=Deadline(0.0)).plan == plan
     found = start.in_better_batches()
     assert found.us < start.us
     assert found.us == pytest.approx(Estimated.of(problem).us)
-    assert Estimated(1.0, times, StepPlan((PlanPart(inside),))).in_better_batches() is None
+    whole = Estimated(1.0, times, plan._replace(sizes=()))
+    assert whole.in_better_batches() is None
+    assert whole.in_better_batches(problem).us < start.us
 
 
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter"])

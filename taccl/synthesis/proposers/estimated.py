@@ -217,13 +217,18 @@ class _Forms:
                 self._keep(form.schedule(lists=False))
 
     def improve_batches(self) -> None:
-        """Search on for batches of the earliest single plan, if it has any."""
-        form = self.merged[-1]
-        build_s = busy_factor() * _FORM_S_PER_ARRIVAL[True] * num_arrivals(form.times.problem)
+        """Search on for batches of the earliest single plan; in the finest chunks if it has none."""
+        form, finer = self.merged[-1], None
+        if form.is_by_node and not form.has_batches:
+            every = (parts for parts in reversed(_MERGED_PARTS[1:]) if self.has_time(parts, merges=True))
+            if (parts := next(every, None)) is None:
+                return
+            finer = merging(cut_chunks(self.problem, parts))
+        build_s = busy_factor() * _FORM_S_PER_ARRIVAL[True] * num_arrivals(finer or form.times.problem)
         left_s = self.until.left_s
         ends_at = self.until.sooner(min(_BATCHES_SHARE * left_s, left_s - build_s))
         with self.until.enforced():
-            better = None if ends_at.has_passed else form.in_better_batches(ends_at)
+            better = None if ends_at.has_passed else form.in_better_batches(finer, ends_at)
             if better is not None and better.us < self.finish_us:
                 self._keep(better.schedule(lists=False))
 
