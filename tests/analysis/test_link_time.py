@@ -65,14 +65,14 @@ def ring_of(num_ranks, alpha, beta, *, shared=False, closed=True):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_rough")
 def test_merged_sums_are_near_the_bound():
-    """On a torus of 4 x 4 x 4 an allreduce of 1 MB takes 11.25 us, 18 % more than the bound.
+    """On a torus of 4 x 4 x 4 an allreduce of 1 MB takes 11.084 us, 16 % more than the rough grid proves.
 
     Tori and meshes of two dimensions are examples in docs/formulation.md, which a test runs.
     """
-    bounds = certificates(allreduce(taccl.topologies.torus(4, 4, 4), 10**6))
-    assert all(each.check() for each in bounds)
-    assert 9.5 < max(each.bound_us for each in bounds) < 11.2501
+    best = max(certificates(allreduce(taccl.topologies.torus(4, 4, 4), 10**6)), key=lambda each: each.bound)
+    assert best.check() and 9.4 < best.bound_us < 11.0834
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,8 @@ def test_each_farthest_rank_of_an_odd_ring_counts(sizes, num_bytes, proven_us, f
 @pytest.mark.slow
 def test_horizons_of_few_latencies_are_bounded_too():
     """On a mesh of 2 x 3, sums of 30 KB take 3.008 us, six latencies. Prices that may be cut off prove 1.9 us."""
-    bounds = certificates(allreduce(taccl.topologies.mesh(2, 3), 30_000))
-    assert all(each.check() for each in bounds)
-    assert 2.35 < max(each.bound_us for each in bounds) < 3.008
+    best = max(certificates(allreduce(taccl.topologies.mesh(2, 3), 30_000)), key=lambda each: each.bound)
+    assert best.check() and 2.35 < best.bound_us < 3.008
 
 
 @pytest.mark.slow
@@ -129,9 +128,10 @@ def test_costs_lie_below_the_curve():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_rough")
 def test_the_certificate_proves_no_more():
     """A witness with a longer horizon, other sizes or steps, fewer or higher prices is refused."""
-    problem = allreduce(taccl.topologies.torus(4, 4), 256_000)
+    problem = allreduce(taccl.topologies.torus(4, 4), 64_000)
     bound = max(certificates(problem), key=lambda each: each.bound)
     witness = bound.witness
     assert bound.check() and not replace(bound, bound=bound.bound + Fraction(1, 10**9)).check()

@@ -27,13 +27,13 @@ from taccl.problem.problem import Problem
 from taccl.topology.recognise import grid_of
 
 #: Grids of the search: (max number of steps, number of times at which each place has prices of its own).
-#: The search uses a rough grid for the approximate horizon, then a fine grid.
+#: The search uses a rough grid for the approximate horizon, then finer ones.
 #: `_PER_LATENCY`: possible numbers of steps per latency; the search uses the largest within the grid's max.
 #: Just above whole numbers, rounding to steps changes the costs of sends least.
-_GRIDS = (150, 2), (250, 9)
+_GRIDS = (150, 2), (250, 5), (250, 17)
 _PER_LATENCY = 24.05, 16.05, 12.05, 8.05, 6.05, 5.05, 4.05, 3.05, 2.05, 1.05
 #: `_NEAR`: distance of the logarithm of the links' load from 0 at which the search on the rough grid ends.
-#: `_FINER`: approximate ratio of the horizons that the fine and the rough grid prove.
+#: `_FINER`: approximate ratio of the horizons that the second grid and the rough one prove.
 _NEAR, _FINER = 0.1, 1.02
 #: Max number of linear programs per grid; each brings the horizon closer to the best provable bound.
 _ROUNDS = 4
