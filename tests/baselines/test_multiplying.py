@@ -15,13 +15,13 @@ import taccl
 from taccl import collectives
 from taccl._internal.deadline import NEVER, Deadline
 from taccl.baselines import (
+    chunking,
     forms,
     multiplying,
     multiplying_annealing,
     multiplying_batches,
     one_shot,
     recursive,
-    spread,
 )
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_annealing import Annealing, Run
