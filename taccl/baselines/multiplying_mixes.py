@@ -50,9 +50,9 @@ _NEAR = 1.1
 #: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
 #: `_GREEDY_SHARE`: a greedy mix competes after the first run unless this run ends at less than this share of
 #: its start, as greedy mixes usually gain at most 2 %.
-_RUNS = (20_000, 0.005, False), (60_000, 0.02, False), (60_000, 0.002, False)
+_RUNS = (20_000, 0.005, False), (40_000, 0.02, False), (60_000, 0.005, False), (60_000, 0.001, False)
 _MORE_RUNS = tuple((150_000, warm, delays) for delays in (False, False, True) for warm in (0.01, 0.005))
-_MILD_RUNS, _GREEDY_SHARE = ((100_000, 0.002, False),), 0.98
+_MILD_RUNS, _GREEDY_SHARE = ((100_000, 0.002, False),), 0.985
 
 
 def soonest_mix(

@@ -28,7 +28,7 @@ def unit_costs() -> dict[str, int]:
 @pytest.fixture
 def annealed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Improve mixed plans by longer runs of simulated annealing than tests do by default."""
-    runs = (20_000, 0.005), (60_000, 0.02), (60_000, 0.002)
+    runs = (20_000, 0.005), (40_000, 0.02), (60_000, 0.005), (60_000, 0.001)
     monkeypatch.setattr("taccl.baselines.multiplying_mixes._RUNS", runs)
 
 
