@@ -77,12 +77,12 @@ def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
 
 @pytest.mark.slow
 def test_small_problems_load_no_compiler():
-    """Small problems that need no kernel are solved without numba, SciPy or pydantic.
+    """Small problems that need no kernel are solved without numba, SciPy, pydantic or masked arrays.
 
     A bound loads neither the search nor the baselines, which take 0.4 s of CPU. A comparison whose progress is not
     shown loads neither rich nor pandas.
     """
-    heavy = ("numba", "scipy", "networkx", "pandas", "pydantic", "rich")
+    heavy = ("numba", "scipy", "networkx", "numpy.ma", "pandas", "pydantic", "rich")
     small = ("--collective", "allgather", "--size", "64KB")
     compared = ("compare", "ring:4", *small, "--chunks-per-rank", "1", "--backends", "greedy", "--no-cache")
     assert loaded_by(

@@ -95,9 +95,9 @@ class ChannelPool:
     def shares(self) -> tuple[Floats, float]:
         """Share of each ring or chain in the optimal packing of resources, and the packing's MB per us."""
         for _ in range(_MAX_ROUNDS if self.pattern.size <= MOST_EXACT else _MAX_SEARCHED_ROUNDS):
-            # Most rows are equal. Dropping these first leaves `np.unique` far fewer rows to sort.
-            rows = {row.tobytes(): row for row in np.array(self._loads).T}
-            loads = np.unique(np.array([*rows.values()]), axis=0)
+            # Most rows are equal. Dropping these first leaves far fewer rows to sort.
+            rows = {row.tobytes(): row.tolist() for row in np.array(self._loads).T}
+            loads = np.array(sorted(rows.values()))
             entries = (*np.nonzero(loads), loads[loads != 0])
             found = minimise(-np.ones(loads.shape[1]), entries, (np.ones(len(loads)),))
             if found is None:  # links have no beta, so any column is optimal

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl._internal.arrays import lexsort
+from taccl._internal.arrays import distinct, lexsort
 from taccl.baselines.chunking import (
     busy_by_bytes_us,
     cut_while_it_pays,
@@ -174,7 +174,7 @@ def _crowded(topology: Topology, link: Ints, step: Ints, busy_us: Floats) -> lis
     busiest = np.flatnonzero((np.diff(send, prepend=-1) != 0) | (np.diff(receives, prepend=False) != 0))
     keys = (2 * step[send] + receives) * len(topology.resources) + resource
     found, counts = np.unique(keys[busiest], return_counts=True)
-    steps: list[int] = np.unique(found[counts > 1] // (2 * len(topology.resources))).tolist()
+    steps: list[int] = distinct(found[counts > 1] // (2 * len(topology.resources))).tolist()
     return steps
 
 
@@ -243,7 +243,7 @@ def _busiest_end_us(
     busy_us = np.bincount(
         resource, held_us * num[over] + held_us_per_mb * total_mb[over], len(topology.resources)
     )
-    return float((begins_us + busy_us + rests_us)[np.unique(resource)].max(initial=0.0))
+    return float((begins_us + busy_us + rests_us)[distinct(resource)].max(initial=0.0))
 
 
 def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taccl._internal.arrays import first_rows, lexsort
+from taccl._internal.arrays import distinct, first_rows, lexsort
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl.baselines.routes import ShortestRoutes
@@ -275,7 +275,7 @@ def least_transfers(problem: Problem) -> int:
     arrivals += int(count[src != dst].sum())
     if arrivals < _FEW_TRANSFERS or not len(src):
         return arrivals
-    from_each = np.arange(n) if len(src) > n else np.unique(src)
+    from_each = np.arange(n) if len(src) > n else distinct(src)
     tail, head, _ = ShortestRoutes.of(problem).arcs
     hops = shortest_paths(n, tail, head, 1, from_each)
     hops = hops[np.searchsorted(from_each, src), dst]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl._internal.arrays import distinct
 from taccl._internal.caching import cached
 from taccl.baselines.multiplying_overlaps import (
     Progress,
@@ -396,7 +397,7 @@ class StepTimes:
         """True if the messages of each rank in an exchange hold the same resource, one after another."""
         if len(hops := self.hops(digit)) != 1:
             return False
-        link = np.unique(hops[0])
+        link = distinct(hops[0])
         src, holds = link_ends(self.problem.topology)[0], hold_columns(self.problem.topology)
         row = np.flatnonzero(np.isin(holds.link, link) & ~holds.receives)
         held = src[holds.link[row]] * len(self.problem.topology.resources) + holds.resource[row]

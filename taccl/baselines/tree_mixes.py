@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl._internal.arrays import distinct
 from taccl._internal.caching import cached
 from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
@@ -441,7 +442,7 @@ class _Mixes:
         step, src, dst = np.array(sorted(rows), np.int64).reshape(-1, 3).T
         has = np.eye(len(self.near), dtype=bool)
         adds = np.empty((len(step), len(has)), bool)
-        for k in np.unique(step).tolist():
+        for k in distinct(step).tolist():
             now = step == k
             adds[now] = has[src[now]]
             np.logical_or.at(has, dst[now], adds[now])

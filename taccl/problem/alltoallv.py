@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taccl._internal.arguments import AtLeastTwo, Bytes, Natural, checked, checked_as
-from taccl._internal.arrays import Flags, Floats, Ints
+from taccl._internal.arrays import Flags, Floats, Ints, distinct
 from taccl._internal.caching import cached
 from taccl._internal.units import format_count, format_size
 from taccl.errors import CollectiveError, InputError
@@ -117,7 +117,7 @@ def is_uneven(problem: Problem) -> bool:
     num_bytes = np.bincount(starts.of_chunk * len(ends.sets) + ends.of_chunk, problem.chunk_bytes)
     pairs = num_bytes[num_bytes > 0]
     is_cut = len(pairs) < problem.collective.num_chunks
-    return len(np.unique(pairs)) > 1 or is_cut and len(pairs) <= _FEW_PAIRS * problem.topology.num_ranks
+    return len(distinct(pairs)) > 1 or is_cut and len(pairs) <= _FEW_PAIRS * problem.topology.num_ranks
 
 
 @checked

@@ -10,6 +10,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal import arrays
 from taccl.errors import CollectiveError
 
 
@@ -140,7 +141,7 @@ class RankSets:
 
     def among(self, chunks: range) -> Iterator[tuple[int, ...]]:
         """Distinct sets of ranks of the given consecutive chunks."""
-        return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
+        return (self.sets[i] for i in arrays.distinct(self.of_chunk[chunks.start : chunks.stop]).tolist())
 
 
 def check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from taccl._internal.arguments import Count, checked
+from taccl._internal.arrays import distinct
 from taccl._internal.names import first_of
 from taccl.errors import InputError, LossyConversionWarning, warn
 from taccl.problem.costs import wide_links
@@ -177,7 +178,7 @@ def lower(
 def _replaced(schedule: Schedule) -> str:
     """Note on multicast and reduced sends, which a program replaces by separate sends; empty for none."""
     is_wide = np.isin(schedule.link, wide_links(schedule.problem.topology))
-    num_wide = len(np.unique(schedule.group[is_wide]))
+    num_wide = len(distinct(schedule.group[is_wide]))
     said = f"{num_wide} of {schedule.num_sends} sends are multicast or reduced by a switch"
     return f"{said}; the program sends to each end separately, and takes longer" if num_wide else ""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from taccl._internal.arrays import Flags, Ints
+from taccl._internal.arrays import Flags, Ints, distinct
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import strong_components
 from taccl.errors import InputError, SketchError, TopologyError
@@ -223,7 +223,7 @@ def _joins_everything(problem: Problem) -> bool:
                 parts[id(is_open)] = np.zeros(topology.num_ranks, dtype=np.int64)
             else:
                 parts[id(is_open)] = _parts_joined(topology, np.flatnonzero(single))
-        if len(np.unique(parts[id(is_open)][list(group.ranks)])) > 1:
+        if len(distinct(parts[id(is_open)][list(group.ranks)])) > 1:
             return False
     return True
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from taccl._internal.arrays import distinct
 from taccl.solvers.child import Control
 from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
@@ -132,10 +133,10 @@ def _grid(model: LinearModel) -> tuple[int, bool]:
         return 1, True
     try:
         bounds = np.concatenate((model.lower[continuous], model.upper[continuous]))
-        denominators = {_fraction(bound).denominator for bound in np.unique(bounds).tolist()}
+        denominators = {_fraction(bound).denominator for bound in distinct(bounds).tolist()}
         is_continuous, column = continuous.tolist(), model.column.tolist()
         coefficient, start = model.coefficient.tolist(), model.row_start.tolist()
-        for index in np.unique(model.row_of_nonzero[continuous[model.column]]).tolist():
+        for index in distinct(model.row_of_nonzero[continuous[model.column]]).tolist():
             nonzeros = range(start[index], start[index + 1])
             own = [coefficient[at] for at in nonzeros if is_continuous[column[at]]]
             if len(own) > 2 or (len(own) == 2 and own[0] != -own[1]):

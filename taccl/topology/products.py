@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from taccl._internal.arguments import quoted
+from taccl._internal.arrays import distinct
 from taccl._internal.names import did_you_mean, matching
 from taccl._internal.units import parse_time_us
 from taccl.errors import InputError, TopologyError
@@ -152,7 +153,7 @@ class Dimensions(Sequence[Dimension]):
             raise TopologyError(said, where="along")
         ranks = np.arange(self.num_ranks)
         first = ranks - sum(self.digits(ranks)[k] * self.strides[k] for k in along)
-        return [tuple(np.flatnonzero(first == each).tolist()) for each in np.unique(first)]
+        return [tuple(np.flatnonzero(first == each).tolist()) for each in distinct(first)]
 
     def loads_us_per_mb(self, order: Sequence[int], *, exchange: bool = False) -> tuple[Fraction, ...]:
         """Busy time of each dimension in us per MB (10**6 bytes) of data, for an order of dimensions.

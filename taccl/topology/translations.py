@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taccl._internal.address_space import require_address_space
-from taccl._internal.arrays import Ints
+from taccl._internal.arrays import Ints, distinct
 from taccl.errors import TopologyError
 from taccl.topology.links import OTHER_SIDE, Side
 from taccl.topology.named import NamedFabric
@@ -261,7 +261,7 @@ def along_ring(fabric: NamedFabric, ranks: Sequence[int] | Ints) -> Translations
             f"the ring goes from rank {order[at]} to {order[(at + 1) % len(order)]}, which are not linked",
             where=fabric.name,
         )
-    if len({fabric.axes[a].beta_us_per_mb for a in np.unique(axis)}) > 1:
+    if len({fabric.axes[a].beta_us_per_mb for a in distinct(axis)}) > 1:
         raise TopologyError(
             "links along the ring differ in bandwidth, so the slowest limits it; use "
             "backend='greedy' on the topology itself",

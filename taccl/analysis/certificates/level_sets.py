@@ -21,7 +21,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import first_rows, lexsort
+from taccl._internal.arrays import distinct, first_rows, lexsort
 from taccl._internal.graph_algorithms import fiedler_vector, paths_from_nearest
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.finding.distances import arcs_of, least_time
@@ -137,7 +137,7 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
             share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
             at = np.searchsorted(below, share * len(values))
             # Ranks with equal values may leave no level at this position, so take the nearest on both sides.
-            chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
+            chosen = distinct(np.concatenate((at, np.maximum(at - 1, 0))))
             below = below[np.minimum(chosen, len(below) - 1)]
         below = below[np.argsort(np.abs(2 * below - len(values)), kind="stable")]
         for level in ordered[below - 1].tolist():

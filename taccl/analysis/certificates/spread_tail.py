@@ -23,6 +23,7 @@ from itertools import chain, islice, repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import distinct
 from taccl._internal.units import part_of
 from taccl.analysis.certificates.certificate import Claim, Labels, Witness
 from taccl.analysis.certificates.evaluation.arrivals import Entries, Pairs, steps
@@ -267,7 +268,7 @@ class TailSpread:
         """
         most = np.minimum(self.into_set.most, last)  # a send carries each chunk at most once
         times, of_set = replace(self.into_set, most=most).late_arrivals(num), self.into_set.of_set
-        each = [np.sort(times[of_set == i], axis=None)[:num] for i in np.unique(of_set)]
+        each = [np.sort(times[of_set == i], axis=None)[:num] for i in distinct(of_set)]
         fastest = np.min(each, axis=0)
         return np.sort(np.repeat(fastest, min(last, len(each))))[:num]
 

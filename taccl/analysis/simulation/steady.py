@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.arguments import checked
+from taccl._internal.arrays import distinct
 from taccl._internal.names import shown
 from taccl._internal.units import format_rates, gb_per_s
 from taccl.analysis.certificates.certificate import is_exact
@@ -165,7 +166,7 @@ def initiation_interval(schedule: Schedule) -> SteadyState:
         return SteadyState(schedule, Fraction(0), 0, "", Fraction(0), (), ())
     loads = np.zeros(len(problem.topology.resources), np.int64)
     np.add.at(loads, resource, until - begin)
-    used = np.unique(resource)
+    used = distinct(resource)
     busiest = int(used[np.argmax(loads[used])])
     # Waits between successive sends on the busiest resource; the last leads to the next tile's first send.
     load, cycle = int(loads[busiest]), np.flatnonzero(events.waits.cause == busiest).tolist()

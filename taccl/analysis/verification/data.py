@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import lexsort, ranges
+from taccl._internal.arrays import distinct, lexsort, ranges
 from taccl.analysis.verification.columns import BLOCK, Columns, LinkEnds, flat_sets, roots_of
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
 from taccl.analysis.verification.loops import (
@@ -182,7 +182,7 @@ def arrivals(
     if not places:
         return {}
     num_ranks = columns.topology.num_ranks
-    keys = np.unique(np.array([chunk * num_ranks + rank for chunk, rank in places], np.int64))
+    keys = distinct(np.array([chunk * num_ranks + rank for chunk, rank in places], np.int64))
     found = np.full(len(keys), -NEVER if last else NEVER)
     for block in columns.blocks():
         send, rank = columns.ends.destinations(block.link)

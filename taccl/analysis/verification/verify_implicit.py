@@ -26,6 +26,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import distinct
 from taccl.analysis.verification.columns import MANY, LinkEnds
 from taccl.analysis.verification.data import accept, landing_order, replay_sum
 from taccl.analysis.verification.findings import Verification, Violation
@@ -205,7 +206,7 @@ class _Judge:
         if schedule.num_items * num_ranks <= _SPARSE * (len(item) + len(wanted)):
             keys = np.arange(schedule.num_items * num_ranks, dtype=np.int64)
         else:  # most items reach few places
-            keys = np.unique(np.concatenate((sent, got, wanted)))
+            keys = distinct(np.concatenate((sent, got, wanted)))
             sent, got, wanted = (np.searchsorted(keys, each) for each in (sent, got, wanted))
         own = keys % num_ranks == 0
         first = np.full(len(keys), _NEVER)

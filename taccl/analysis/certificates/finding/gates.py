@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import distinct
 from taccl._internal.graph_algorithms import not_rounded_up, shortest_paths
 from taccl._internal.units import format_count
 from taccl.analysis.certificates.certificate import Labels
@@ -249,7 +250,7 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
     place = np.cumsum(inner) - 1
     took = (costs.link_alpha + costs.link_beta)[links]
     ends = place[costs.src[links]], place[costs.dst[links]]
-    times = not_rounded_up(shortest_paths(num, *ends, took, np.unique(place[starts])))
+    times = not_rounded_up(shortest_paths(num, *ends, took, distinct(place[starts])))
     soonest = np.sort(times, axis=1).min(axis=0, initial=np.inf)
     return np.where(np.isfinite(soonest), soonest, FOREVER).astype(np.int64)
 
@@ -262,7 +263,7 @@ def nearest_by_node(
     Links inside nodes take no time. All times are 0 if there are more than `_MOST_NODES` nodes.
     """
     sizes = np.bincount(costs.node[inner], minlength=int(costs.node.max()) + 1)
-    first = np.unique(costs.node[starts])
+    first = distinct(costs.node[starts])
     if len(sizes) > _MOST_NODES:
         return np.zeros(int(sizes.sum()), dtype=np.int64)
     ends = costs.node[costs.src[links]], costs.node[costs.dst[links]]

@@ -53,7 +53,7 @@ class Volume:
         self.collective = problem.collective
         units = problem.costs.chunk_units
         self.spreads = not self.collective.sums_up
-        self.by_chunk = not divisible and len(np.unique(units)) == 1
+        self.by_chunk = not divisible and len(distinct(units)) == 1
         self.weight = np.ones(len(units), dtype=np.int64) if self.by_chunk else units
         self.total = int(self.weight.sum())
         #: Max volume of an unmerged send, which pays one alpha.
@@ -143,7 +143,7 @@ class Volume:
         weights = np.bincount(targets.of_chunk, self.weight, len(targets.sets))
         wanted = np.zeros(len(sets) + 1)  # the last place is for ranks outside all sets
         for weight, ranks in zip(weights, targets.sets, strict=True):
-            wanted[np.unique(label[list(ranks)])] += weight
+            wanted[distinct(label[list(ranks)])] += weight
         link, _, ticks = self.holds
         slowest = np.zeros(len(problem.topology.links))
         np.maximum.at(slowest, link, ticks / self.ticks_scale)
