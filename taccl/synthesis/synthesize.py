@@ -22,7 +22,7 @@ from taccl._internal.program_start import delay_s
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
 from taccl.analysis.certificates.scopes import share_bound_over_all_chunkings
-from taccl.errors import InputError, NoSolutionError
+from taccl.errors import CollectiveError, InputError, NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import bound_within, look_for_bound
@@ -219,11 +219,14 @@ def _is_settled(whole: Search) -> bool:
 
     They end it if only switches may make the sums. They also do if their best schedule finishes no
     later than the lower bound for ranks alone. Raises `NoSolutionError` if switches must make the sums, and
-    no schedule was found.
+    no schedule was found; `CollectiveError` if servers make them.
     """
     assert whole.asked is not None, "the whole problem"
     is_only = whole.options.in_network == "only"
     if is_only and not whole.others:
+        if whole.asked.collective.updates:
+            said = "found 'only', but servers make the sums of this collective, not switches; leave it out"
+            raise CollectiveError(said, where="in_network")
         said = "the sketch admits no schedule with switches; loosen it"
         raise NoSolutionError(f"{whole.asked!r}: {said}", bound_us=None)
     if not whole.others:

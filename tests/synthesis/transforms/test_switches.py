@@ -7,6 +7,7 @@ import pytest
 from taccl import lower_bound, make_problem, synthesize, verify
 from taccl.baselines import baseline
 from taccl.errors import CollectiveError, InfeasibleError, InputError
+from taccl.problem.collectives import exchange
 from taccl.topologies import dgx_h100, in_network
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import InNetwork
@@ -143,6 +144,13 @@ def test_what_no_switch_can_reduce_is_refused(topology, size, collective, error,
     """With in_network="only" the error for a problem that switches cannot reduce gives the reason."""
     problem = make_problem(topology, collective, size_bytes=size, chunks_per_rank=1)
     with pytest.raises(kind, match=error):
+        synthesize(problem, in_network="only")
+
+
+def test_sums_by_servers_are_not_made_by_switches():
+    """With in_network="only" the error for an exchange says that its servers make the sums."""
+    problem = make_problem(in_network(4), exchange(range(4), [0]), size_bytes=SIZE)
+    with pytest.raises(CollectiveError, match="servers make the sums"):
         synthesize(problem, in_network="only")
 
 
