@@ -36,15 +36,20 @@ from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import look_for_bound_over_all_chunkings
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.baseline_proposals import (
+    MOST_FIRST_SHARE,
     for_baselines_s,
+    is_small,
     left_out,
     made_of,
+    offer_first,
     preferred,
     tried_finer,
 )
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import grid_of
 
+#: Share of the time to spend on baselines in finer chunks before the search.
+_CUT_SHARE = 0.25
 #: CPU seconds to cut the data of one rank, even if time is up: whole, it takes many times as long to send.
 _LEAST_CUT_S = 0.3
 #: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
@@ -213,6 +218,24 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
     message = f"in finer chunks: {producer or 'none better'}{left_out(search, late)}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
     return best
+
+
+def offer_cut_first(search: Search) -> Search | None:
+    """Propose baselines in finer chunks before the search, in a share of the time."""
+    is_postponed = search.deadline.at_s > search.options.ends_s  # then no time is left for the search
+    limit_s = for_baselines_s(search.deadline, _CUT_SHARE, 1.0 if is_postponed else MOST_FIRST_SHARE)
+    return offer_cut(search, search.deadline.sooner(limit_s))
+
+
+def is_large_on_grid(problem: Problem) -> bool:
+    """True if the bucket algorithm usually finishes first, and latency does not limit."""
+    return prefers_passes(problem) and not is_small(problem)
+
+
+def offer_balanced_on_grid(search: Search) -> Search | None:
+    """Propose the dimension-balanced baseline in finer chunks, which often finishes first with large data."""
+    offer_first(search, ["dimension-balanced"])
+    return offer_cut_first(search)
 
 
 def _is_as_estimated(problem: Problem, estimate_us: float, limit: Deadline) -> bool:

@@ -21,10 +21,8 @@ from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
 from taccl.synthesis.proposers.baseline_proposals import (
-    MOST_FIRST_SHARE,
     balanced_s,
     competes,
-    for_baselines_s,
     offer_balanced,
     offer_first,
     offer_made,
@@ -38,10 +36,13 @@ from taccl.synthesis.proposers.compiling import too_short
 from taccl.synthesis.proposers.estimated import offer_estimated
 from taccl.synthesis.proposers.finer import (
     is_at_one_rank,
+    is_large_on_grid,
     is_product,
     offer_balanced_first,
+    offer_balanced_on_grid,
     offer_cut,
     offer_cut_again,
+    offer_cut_first,
     offer_hubs,
     offer_passes,
     prefers_passes,
@@ -59,8 +60,6 @@ from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged, sum
 from taccl.synthesis.transforms.switches import by_switches
 from taccl.topology.recognise import grid_of
 
-#: Share of the time to spend on baselines in finer chunks, if the problem leaves the number of chunks open.
-_CUT_SHARE = 0.25
 #: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
 #: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search and the verb's end.
 #: `_END_S`, `_END_S_PER_LINK`: CPU seconds at the end, to bound, to verify and to print.
@@ -133,7 +132,7 @@ def _from_one_rank_first(search: Search) -> Search | None:
     with search.postponed(search.deadline.at_least(least_s).at_s - search.deadline.at_s):
         kinds = {"root", "both"} if search.problem.topology.num_nodes > 1 else {"root"}
         offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks in kinds])
-        return _finer_first(search)
+        return offer_cut_first(search)
 
 
 def _most_late_s(search: Search) -> float:
@@ -173,14 +172,8 @@ def _last_baselines(search: Search) -> None:
     offer_rest(search)
 
 
-def _finer_first(search: Search) -> Search | None:
-    is_postponed = search.deadline.at_s > search.options.ends_s  # then no time is left for the search
-    limit_s = for_baselines_s(search.deadline, _CUT_SHARE, 1.0 if is_postponed else MOST_FIRST_SHARE)
-    return offer_cut(search, search.deadline.sooner(limit_s))
-
-
 def _finer_next(search: Search) -> Search | None:
-    return None if is_at_one_rank(search.problem) and _is_late(search) else _finer_first(search)
+    return None if is_at_one_rank(search.problem) and _is_late(search) else offer_cut_first(search)
 
 
 def _finer_last(search: Search) -> Search | None:
@@ -322,6 +315,7 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_on_torus), _may_be_finer),
     Turn(OwnProposer("bucket in finer chunks", offer_passes, prefers_passes), _may_be_finer),
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_on_mesh), _may_be_finer),
+    Turn(OwnProposer("dimensions in finer chunks", offer_balanced_on_grid, is_large_on_grid), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
     Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from fractions import Fraction
 from importlib import import_module
 
 import pytest
@@ -14,6 +15,7 @@ from taccl.baselines.tree_mixes import soonest_plan
 from taccl.synthesis.budget import run
 from taccl.synthesis.proposers import baseline_proposals, finer, table
 from taccl.synthesis.proposers import estimated as estimating
+from taccl.synthesis.proposers.finer import is_large_on_grid, offer_balanced_on_grid
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
 from taccl.topology.recognise import grid_of
@@ -408,6 +410,19 @@ def test_first_forms_have_a_time_of_work(monkeypatch):
     stalled_s[0] = 100.0
     assert forms.until.has_passed and forms.has_time(1, merges=True)
     assert not forms.at_least(forms.until).has_passed
+
+
+def test_large_data_on_a_torus_is_balanced_over_dimensions_in_finer_chunks():
+    """Of 4 MB on a torus of 3 x 4, balanced finer chunks take 2/3 of the time of whole ones; 4 KB are small."""
+    large, small = (
+        taccl.make_problem(taccl.topologies.torus(3, 4), "allreduce", size_bytes=size)
+        for size in (4_000_000, 4_000)
+    )
+    assert (is_large_on_grid(large), is_large_on_grid(small)) == (True, False)
+    search = Search(large.in_its_chunks, Options(), Deadline.after(1000), asked=large)
+    found = offer_balanced_on_grid(search)
+    assert found.best.producer.startswith("dimension-balanced")
+    assert found.best.finish < Fraction(2, 3) * search.best.finish
 
 
 def test_recursive_multiplying_is_estimated_on_hypercubes():
