@@ -16,7 +16,7 @@ from taccl.errors import InputError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.baseline_proposals import BY_ESTIMATE, for_baselines_s, left_out, tried_finer
-from taccl.synthesis.proposers.finer import is_at_one_rank, search_for
+from taccl.synthesis.proposers.finer import is_at_one_rank, is_hypercube, search_for
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import grid_of
 
@@ -68,10 +68,10 @@ def offer_estimated(search: Search) -> Search | None:
     other than hypercubes, and for data that all starts or ends at one rank: there, other baselines usually
     finish first.
     """
-    problem, since, dims = search.problem, time.monotonic(), grid_of(search.problem.topology)
+    problem, since = search.problem, time.monotonic()
     open_problem = replace(problem, chunks_open=True)
-    is_long_grid = dims is not None and any(each.size > 2 for each in dims)
-    if not may_merge(open_problem) or is_long_grid or is_at_one_rank(problem):
+    is_other_grid = grid_of(problem.topology) is not None and not is_hypercube(problem.topology)
+    if not may_merge(open_problem) or is_other_grid or is_at_one_rank(problem):
         return None
     if num_arrivals(problem) > search.parameters.portfolio.first_transfers:
         return None

@@ -47,6 +47,7 @@ from taccl.synthesis.proposers.baseline_proposals import (
 )
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import grid_of
+from taccl.topology.topology import Topology
 
 #: Share of the time to spend on baselines in finer chunks before the search.
 _CUT_SHARE = 0.25
@@ -232,9 +233,18 @@ def is_large_on_grid(problem: Problem) -> bool:
     return prefers_passes(problem) and not is_small(problem)
 
 
-def offer_balanced_on_grid(search: Search) -> Search | None:
-    """Propose the dimension-balanced baseline in finer chunks, which often finishes first with large data."""
-    offer_first(search, ["dimension-balanced"])
+def is_hypercube(topology: Topology) -> bool:
+    """True for a grid whose dimensions all have two ranks."""
+    dims = grid_of(topology)
+    return dims is not None and all(each.size == 2 for each in dims)
+
+
+def offer_usual_on_grid(search: Search) -> Search | None:
+    """Propose the baseline in finer chunks that often finishes first with large data, besides `bucket`.
+
+    On hypercubes that is recursive halving and doubling, elsewhere the dimension-balanced one.
+    """
+    offer_first(search, ["recursive" if is_hypercube(search.problem.topology) else "dimension-balanced"])
     return offer_cut_first(search)
 
 

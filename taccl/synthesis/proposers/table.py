@@ -39,12 +39,12 @@ from taccl.synthesis.proposers.finer import (
     is_large_on_grid,
     is_product,
     offer_balanced_first,
-    offer_balanced_on_grid,
     offer_cut,
     offer_cut_again,
     offer_cut_first,
     offer_hubs,
     offer_passes,
+    offer_usual_on_grid,
     prefers_passes,
 )
 from taccl.synthesis.proposers.large import effort
@@ -315,7 +315,7 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_on_torus), _may_be_finer),
     Turn(OwnProposer("bucket in finer chunks", offer_passes, prefers_passes), _may_be_finer),
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_on_mesh), _may_be_finer),
-    Turn(OwnProposer("dimensions in finer chunks", offer_balanced_on_grid, is_large_on_grid), _may_be_finer),
+    Turn(OwnProposer("usual baseline in finer chunks", offer_usual_on_grid, is_large_on_grid), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
     Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )

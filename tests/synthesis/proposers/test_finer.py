@@ -15,7 +15,7 @@ from taccl.baselines.tree_mixes import soonest_plan
 from taccl.synthesis.budget import run
 from taccl.synthesis.proposers import baseline_proposals, finer, table
 from taccl.synthesis.proposers import estimated as estimating
-from taccl.synthesis.proposers.finer import is_large_on_grid, offer_balanced_on_grid
+from taccl.synthesis.proposers.finer import is_large_on_grid, offer_usual_on_grid
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
 from taccl.topology.recognise import grid_of
@@ -420,9 +420,18 @@ def test_large_data_on_a_torus_is_balanced_over_dimensions_in_finer_chunks():
     )
     assert (is_large_on_grid(large), is_large_on_grid(small)) == (True, False)
     search = Search(large.in_its_chunks, Options(), Deadline.after(1000), asked=large)
-    found = offer_balanced_on_grid(search)
+    found = offer_usual_on_grid(search)
     assert found.best.producer.startswith("dimension-balanced")
     assert found.best.finish < Fraction(2, 3) * search.best.finish
+
+
+def test_large_data_on_a_hypercube_is_halved_and_doubled_in_finer_chunks():
+    """On a hypercube of 8 ranks, finer chunks of recursive halving use all links: 3/5 of the time, or less."""
+    problem = taccl.make_problem(taccl.topologies.hypercube(3), "reduce_scatter", size_bytes=4_000_000)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
+    found = offer_usual_on_grid(search)
+    assert found.best.producer.startswith("recursive")
+    assert found.best.finish < Fraction(3, 5) * search.best.finish
 
 
 def test_recursive_multiplying_is_estimated_on_hypercubes():
