@@ -34,7 +34,7 @@ from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.improve.improvement import compile_improvement
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.parameters import DEFAULTS
-from taccl.synthesis.proposers import baseline_proposals, solver_loop, table
+from taccl.synthesis.proposers import baseline_proposals, finer, solver_loop, table
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.search import Options, Search
 from taccl.topology.builder import TopologyBuilder
@@ -611,7 +611,8 @@ class TestCtrlC:
         Baselines in finer chunks and trees are disabled. The opposite rank is two hops away: one chunk makes
         them in sequence, while hops of two half chunks overlap. A bound that was found before counts.
         """
-        monkeypatch.setattr(table, "offer_cut", lambda search, until: None)
+        for module in (table, finer):
+            monkeypatch.setattr(module, "offer_cut", lambda search, until: None)
         monkeypatch.setattr(table, "offer_trees", lambda search: None)
         problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**9)
         result = synthesized(problem, progress=interrupt_once(next_tried))
