@@ -2,7 +2,7 @@
 
 Functions that only kernels call are compiled to LLVM code, which each kernel includes and optimises as a
 whole. Numba by default also links and optimises each such function with those that it calls, and generates
-machine code for it, though every caller does all of this again.
+machine code for it. Every caller then does all of this again.
 
 This module imports numba; `taccl._internal.kernels` imports it at the first call of a kernel.
 """

@@ -150,9 +150,9 @@ class EdgePlan:
         moved = self._grid.digits[:, src] != self._grid.digits[:, dst]
         number = np.stack([np.bincount(step[each], minlength=step.max() + 1) for each in moved]).astype(float)
         number = np.mean([number[order] for order in self._turns], axis=0)
-        ways = np.array([2 if size > 2 else 1 for size in dims.sizes]) * dims.num_ranks
+        num_links = np.array([2 if size > 2 else 1 for size in dims.sizes]) * dims.num_ranks
         links = [int(table[0, 1]) for table in links_along(problem.topology, dims)]
-        units = int(costs.chunk_units.sum()) * number / ways[:, None]
+        units = int(costs.chunk_units.sum()) * number / num_links[:, None]
         ticks = (number > 0) * costs.link_alpha[links][:, None] + units * costs.link_beta[links][:, None]
         return float(ticks.max(axis=0).sum()) / costs.ticks_per_us
 
@@ -202,8 +202,8 @@ def _shorten(
 ) -> None:
     """Enter better paths into {length of a path: (fewest steps in all, path)}, by breadth-first search.
 
-    A hub then has the sums of all hubs that its own translations by `shifts` lead to, and of those that
-    reflections lead to whose translations are `last` less a shift.
+    In a state (shifts, last, rank), the first hub's sum is at `rank`. It covers the images of this hub under
+    the translations by `shifts`. It also covers those under reflections, translated by `last` less a shift.
 
     - `reach`: Number of steps before the path.
     """

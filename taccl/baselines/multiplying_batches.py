@@ -67,7 +67,7 @@ def in_batches(
     if start is not None:
         sizes = start.sizes or (size,) * len(start.parts)
         mix = [mixes.timed(*each) for each in zip(start.parts, sizes, strict=True)]
-        return [_plan_of(search.again_and_again(mix, until))]
+        return [_plan_of(search.iterated(mix, until))]
     starts = [list(mix) for mix in dict.fromkeys(mix for plan in plans for mix in _starts(mixes, plan, size))]
     starts.sort(key=mixes.finish)
     ticks, mix = min((search.improved(mix, _PATIENCE) for mix in starts[:_STARTS]), key=itemgetter(0))
@@ -129,7 +129,7 @@ class _Search:
     def __init__(self, mixes: MixTimes, inside: Sequence[tuple[Digit, ...]], *, seed: int) -> None:
         self._mixes, self._inside, self._random, self.moves = mixes, inside, Random(seed), 0
 
-    def again_and_again(self, mix: Mix, until: Deadline) -> Mix:
+    def iterated(self, mix: Mix, until: Deadline) -> Mix:
         """Improve a plan after random changes, until a deadline or `_MOST_MOVES` moves."""
         ticks = self._mixes.finish(mix)
         while self.moves < _MOST_MOVES and not until.has_passed:

@@ -41,8 +41,8 @@ class TimedPart:
 
     - `size`: Number of its chunks.
     - `delay`: A step that starts later, so that other parts go first.
-    - `steps`: (ticks of the step, its holds, ticks from its start to the end of the steps that depend on it,
-      True if it only moves chunks of the own node, its earliest start) of each step.
+    - `steps`: (ticks, holds, rest, True if it only moves chunks of the own node, earliest start) of each
+      step. The rest are the ticks from its start to the end of the steps that depend on it.
     - `alone`: Undelayed times of each step; empty if steps follow one another.
     - `loads`: For each resource, the ticks for which the part holds it.
     - `heads`, `tails`: For each resource, the ticks before its first use, and after its last use. Both are

@@ -50,8 +50,8 @@ class Digit(NamedTuple):
     - `pieces`: Number of messages for each partner, if chunks are scattered between nodes next, or were
       gathered there before. Each message is for, or from, some of the partners in that step, which overlaps
       with this one.
-    - `own`: Of `own` parts of the chunks, one is for, or from, the rank's own node in the step between nodes.
-      If positive, only this part is sent; if negative, only the ``-own - 1`` others; if 0, all.
+    - `own`: Number of parts of the chunks; one is for, or from, the rank's own node in the step between
+      nodes. If positive, only this part is sent; if negative, only the ``-own - 1`` others; if 0, all.
     """
 
     across: bool

@@ -88,8 +88,8 @@ class Times(NamedTuple):
     - `rows`: (num_shares, most_sends, 3) message, and source and destination in `has` of each send.
     - `number`: (num_shares,) number of sends of each share.
     - `live`: (1,) which of both tables in `first` and `order` holds; the other has the sends before a change.
-    - `first`, `order`: (2, num_messages + 1) and (2, 2, num_sends) number of sends before each message, and
-      source and destination of all sends in the order of messages.
+    - `first`: (2, num_messages + 1) number of sends before each message.
+    - `order`: (2, 2, num_sends) source and destination of all sends in the order of messages.
     - `has`, `free`: (num_shares * num_ranks,) and (num_classes,) storage of `arrivals`.
     - `end`: (2, num_steps, 2 * num_classes) time from the start to the end of each message, then from
       its start to the finish.

@@ -72,8 +72,8 @@ class Cause(NamedTuple):
 def causes_of(facts: Facts) -> tuple[Cause, ...]:
     """Causes that agree with the figures, the best match first.
 
-    Causes of slow large messages are graded possible if another cause matches as well or better, or the
-    rate is within the error of the model. The same holds for a slow network with NICs that were not
+    Causes of slow large messages are graded possible if another cause matches as well or better. So they are
+    if the rate is within the error of the model. The same holds for a slow network with NICs that were not
     measured one by one, as a slow rail explains any rate. Causes in `_BY_KIND` remain likely. A cause of
     the rate that lines of the log show is likely, and others are then possible. The same holds for another
     library. If small messages are slow as well, causes that explain both come first: `DETOURS`, or a forced

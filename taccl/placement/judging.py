@@ -26,7 +26,7 @@ _LEVEL = 0.01
 #: Number of resamples, the fewest with which a test at this level can confirm a gain.
 _RESAMPLES = round(1 / _LEVEL) - 1
 #: Maximum share of the remaining time for searches of an order on each half of the measurements.
-#: The rest of the remaining time is for the gains and the standard error of their mean.
+#: The rest of the remaining time is for the gains and their test.
 _SEARCHING = 0.6
 #: Fraction q: clusters are clear if quantile 1 - q of distances inside is below quantile q of those between.
 _FEW = 0.1

@@ -107,7 +107,7 @@ def table_of(rows: dict[int, list[str]], where: str, *, each: str = "host", reme
     A cell on the diagonal that is not a number becomes nan. Named rows are put into the order of the columns.
 
     - `each`: Kind of object that a row describes, for messages.
-    - `remedy`: What to do about a pair without a number; default: to measure it.
+    - `remedy`: Advice on a pair without a number; default: to measure it.
     """
     square = square_of([*rows.items()], where, is_name=is_name, each=each)
     values = np.empty((len(square.names), len(square.names)))

@@ -3,8 +3,8 @@
 In a short schedule, data of a rank reaches a rank of another node by few sends between nodes, with sends
 inside nodes. Data that a send between nodes carries has come to its source over a tree of sends, one
 after another. Prices of port time bound the cost of a send between nodes, and of the trees before and after
-it, per pair of ranks that it joins: a rank whose data it carries, and a rank that gets them. See
-docs/formulation.md, "Exchange time".
+it. This cost is per pair of ranks that it joins: a rank whose data it carries, and a rank that gets them.
+See docs/formulation.md, "Exchange time".
 """
 
 from __future__ import annotations

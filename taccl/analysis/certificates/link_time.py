@@ -278,8 +278,8 @@ class _Shape:
         shapes = [*zip(sizes, rings, strict=True)]
         self._is_odd = [ring and size % 2 == 1 for size, ring in shapes]
         ranks = product(*(range(size) if ring else (0, size - 1) for size, ring in shapes))
-        ways = [*product(*((1, -1) if odd else (1,) for odd in self._is_odd))]
-        sources = [*product(ranks, ways)]
+        directions = product(*((1, -1) if odd else (1,) for odd in self._is_odd))
+        sources = [*product(ranks, directions)]
         self.num_sources = len(sources)
         first = (0,) * len(sizes), (1,) * len(sizes)
         self.source = self.place(first[0], first)

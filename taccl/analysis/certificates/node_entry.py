@@ -221,8 +221,8 @@ def _priced(node: _Node, known: float) -> Iterator[_Grid]:
 def _program(node: _Node, horizon: float) -> tuple[float, _Grid] | None:
     """(cost of all resources over the price of all pairs, cheapest grid); None if unsolved.
 
-    Columns are the costs of a resource inside the node, and of one into it, from the start to each time of
-    the grid, and the credits. The price of a pair is 1. Costs are in units.
+    Columns are the costs of a resource inside the node and of one into it, both from the start to each time
+    of the grid. The credits follow. The price of a pair is 1. Costs are in units.
     """
     first, end = node.entry.wait, math.floor(horizon)
     last = end - node.inner.wait  # end of the last hold inside the node

@@ -70,13 +70,14 @@ def load_nvidia_smi(
     - `nvlink_joins`: Topology of NVLinks: GPUs pair by pair, or through NVSwitch. The matrix does not
       distinguish them. NVSwitch is the default for three or more GPUs with equal cells that add up to more
       than 18.
-    - `nvlink_gb_per_s`: Rate of one NVLink. Default: by the name of the GPUs, if the file has it beside the
-      matrix; else 25, that of V100, A100 and H100.
+    - `nvlink_gb_per_s`: Rate of one NVLink. Default: by the name of the GPUs, if it is beside the matrix;
+      else 25, that of V100, A100 and H100.
     - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
       node (default), or always.
     - `pcie_gb_per_s`: Rate of every PCIe link. Default: NCCL's figures for 16 lanes of PCIe 3, 4, 5 and 6
-      (12, 24, 48 and 96), by the name of the GPUs in the file, else by their number of NVLinks and the least
-      that carries a NIC; at least the rate of a NIC, but for named GPUs no more than 16 lanes carry.
+      (12, 24, 48 and 96). The name of the GPUs in the file tells the generation. Without names it is the
+      usual one for the number of NVLinks, or the least one that carries a NIC. The rate is at least that of a
+      NIC, but for named GPUs no more than 16 lanes carry.
     - `cpu_gb_per_s`: Rate between two CPUs; no limit by default.
     - `nic_gb_per_s`: Rate of every NIC; required for more than one node.
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
@@ -217,8 +218,9 @@ def _slot_guesses(
 ) -> list[tuple[Fraction, str]]:
     """Beta in us per MB of each GPU's PCIe link without a stated rate, and the assumption as text.
 
-    The generation is that of a GPU that the file names, else the oldest one that is usual for the number of
-    NVLinks and carries a NIC. The rate is NCCL's for 16 lanes, or the NIC's as far as they carry it.
+    The generation is that of a GPU that the file names. Without a name it is the usual one for the
+    number of NVLinks, or the oldest one that carries a NIC if that is newer. The rate is NCCL's for 16 lanes,
+    or the NIC's as far as they carry it.
 
     - `boards`: Boards that the file names.
     - `is_coherent`: True if NVLink-C2C joins GPUs to their CPU.

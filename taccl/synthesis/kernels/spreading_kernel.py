@@ -328,7 +328,7 @@ def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int,
 def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
     """True if a send over a link might start now, as none of its shared resources is surely occupied.
 
-    Of chunks of several sizes, the one that would use the resource last counts. The release of an occupied
+    If chunks differ in size, the one that would use the resource last counts. The release of an occupied
     resource causes the link to be examined again.
     """
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):

@@ -1,6 +1,6 @@
 """Pipelines of derived chunks: pieces of the data follow one another along several paths.
 
-In a scan, each rank derives its chunk from that of the rank before, and all pieces of the data pass through
+In a scan, each rank derives its chunk from that of the rank before. So all pieces of the data pass through
 this chain of ranks. List schedulers route all pieces between two ranks along one path. Here, routes of a few
 pieces load all links evenly, and repeat for the pieces that follow. List scheduling then times all sends.
 """
@@ -135,8 +135,8 @@ def pipeline(problem: Problem, period: int, limits: Limits = Limits()) -> Schedu
 def _copies(problem: Problem, period: int) -> Problem | None:
     """Problem of the first `period` chunks of each kind as copies from one rank to one other, at time 0.
 
-    None if a chunk starts or ends at several ranks, chunks differ in size, a sketch has clauses on anything
-    but merging, or the compiled kernels do not support the links.
+    None if a chunk starts or ends at several ranks, or chunks differ in size. None also if a sketch has
+    clauses on anything but merging, or the compiled kernels do not support the links.
     """
     collective, clauses = problem.collective, problem.clauses
     kinds = _kinds(collective)

@@ -394,8 +394,8 @@ IMPROVERS: tuple[Turn, ...] = tuple(
 def propose_first(search: Search) -> None:
     """Run the proposers before the search: baselines, then a bound and spanning trees.
 
-    On a busy machine, baselines may exceed the time limit (`_most_late_s`), until they have had the CPU time
-    that the limit allows on an idle machine. A delayed start of the program counts (`Options.delay_s`).
+    On a busy machine, baselines may exceed the time limit (`_most_late_s`). They get the CPU time that the
+    limit allows on an idle machine. A delayed start of the program counts (`Options.delay_s`).
     """
     options = search.options
     limit_s = options.ends_s - options.began_s

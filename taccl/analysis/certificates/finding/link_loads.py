@@ -1,9 +1,9 @@
-"""Finds prices of data that load the links of a torus or mesh most, for sums that all ranks share.
+"""Search for prices of data that load the links of a torus or mesh most, for sums that all ranks share.
 
-Prices of data at each place and time determine which price of link time every send needs. Of all sequences of
-sends over a link, the heaviest one needs the highest total price; it is found as a longest path. A linear
-program over the heaviest sequences so far proposes the next prices of data (cutting planes). The best prices
-are the witness of `taccl.analysis.certificates.link_time`.
+Prices of data at each place and time determine which price of link time every send needs. The heaviest
+sequence of sends over a link needs the highest total price; it is found as a longest path. A linear program
+over the heaviest sequences so far proposes the next prices of data (cutting planes). The best prices are the
+witness of `taccl.analysis.certificates.link_time`.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ class _Search:
     price of a path. So there are columns for half of the prices and kinds of links.
 
     - `least`: Min number of steps of a send.
-    - `stretch`: (steps + 1, steps + 1) price of link time that a price of 1 needs, for sends that end in the
-      row's step and begin in the column's; 0 for those that are too short.
+    - `stretch`: (steps + 1, steps + 1) price of link time that a price of 1 needs. Sends end in the row's
+      step and begin in the column's; 0 for those that are too short.
     """
 
     def __init__(self, loads: LinkLoads, horizon: float, steps: int, knots: int) -> None:
