@@ -112,7 +112,7 @@ def test_no_schedule_in_any_chunks_beats_the_bound():
         assert all(each.check() for each in found), seed
         best = max((each.bound for each in found), default=0)
         decided += sum(best > 0 and is_unbeaten(each, best, max_states=2000) for each in problems)
-    assert decided >= some(0, 20)
+    assert decided >= some(2, 20)
 
 
 @pytest.mark.fuzz
@@ -125,4 +125,4 @@ def test_no_baseline_beats_the_bound():
         name = rng.choice(("allgather", "reduce-scatter", "gather", "scatter", "alltoall"))
         problem = taccl.make_problem(topology, name, size_bytes=rng.choice((10**5, MB, 4 * MB)))
         nearest += ratios(certificates(merging_freely(problem)), problem, seed, searched=True)
-    assert not nearest or 1 <= min(nearest) < 1.25
+    assert 1 <= min(nearest) < 1.25

@@ -13,7 +13,7 @@ from taccl.analysis.certificates.transformed import as_spreading, merging_freely
 from tests.analysis.claims import both_chunkings, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_exchange_time import cluster, costs_at_random
 from tests.analysis.test_node_sums import machine
-from tests.fuzzing import cases, some
+from tests.fuzzing import MANY, cases, some
 
 MB = 10**6
 
@@ -34,12 +34,12 @@ SMALL = cluster(2, 4, near=(1, Fraction(1, 50), 3), far=(4, Fraction(1, 50), 8))
 
 @pytest.mark.slow
 def test_bytes_wait_for_the_end_of_their_message():
-    """16 MB in a reduce-scatter on eight MI300X take 56.674 us; equal rates alone prove 54.878 us.
+    """16 MB in a reduce-scatter on eight MI300X take 56.3 us; equal rates alone prove 54.878 us.
 
     An allgather is an example in docs/formulation.md, which a test runs.
     """
     (bound,) = certificates(collected(taccl.topologies.mi300x(8), "reduce-scatter", 16 * MB))
-    assert 56.674 / 1.03 < bound.bound_us < 56.674
+    assert 55.2 < bound.bound_us < 56.3
     assert bound.check() and not raised(bound).check()
 
 
@@ -126,7 +126,7 @@ def test_no_schedule_in_any_chunks_beats_the_entries():
             best = max((each.bound for each in found), default=Fraction(0))
             claimed += best > 0
             decided += best > 0 and is_unbeaten(problem, best, max_states=1_000)
-    assert decided >= some(0, 30) and claimed >= some(0, 100)
+    assert decided >= some(1, 30) and claimed >= some(3, 100)
 
 
 @pytest.mark.fuzz
@@ -144,4 +144,4 @@ def test_no_baseline_beats_the_entries():
         name = rng.choice(("allgather", "allgather", "reduce-scatter", "broadcast", "scatter", "alltoall"))
         problem = taccl.make_problem(topology, name, size_bytes=rng.choice((MB, 4 * MB, 16 * MB)))
         nearest += ratios(certificates(merging_freely(problem)), problem, seed, searched=True)
-    assert not nearest or 1 <= min(nearest) < some(2, 1.25)
+    assert 1 <= min(nearest) < (1.25 if MANY else 1.5)

@@ -16,7 +16,7 @@ from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_exchange_time import cluster, costs_at_random
 from tests.analysis.test_link_time import sums_of
-from tests.fuzzing import cases, some
+from tests.fuzzing import MANY, cases, some
 
 MB = 10**6
 #: Kinds of sends that are neither early nor late.
@@ -116,7 +116,7 @@ def test_sends_that_join_all_ranks_have_the_weight():
         weight = sum(weights[kind] for kind, *_ in sends)
         lightest.append(weight / (2 * size * nodes * (nodes - 1)))
         assert lightest[-1] >= 1, seed
-    assert min(lightest) < some(2, 1.01)
+    assert min(lightest) < (1.01 if MANY else 1.5)
 
 
 def test_the_weights_are_those_of_the_proof():
@@ -134,7 +134,7 @@ def test_the_weights_are_those_of_the_proof():
 
 
 def test_long_sums_prove_the_longest_horizon():
-    """Of 16 MB, more time than that of three sends inside nodes and two between them is not proven."""
+    """16 MB prove no more than the time of three sends inside nodes and two between them."""
     problem = taccl.make_problem(taccl.topologies.dgx_h100(8), "allreduce", size_bytes=16 * MB)
     (bound,) = certificates(merging_freely(problem))
     assert bound.bound == 3 * Fraction(34, 10) + 2 * 14
@@ -176,7 +176,7 @@ def test_no_schedule_in_any_chunks_beats_the_rails():
         assert all(each.check() for each in found), seed
         best = max((each.bound for each in found), default=Fraction(0))
         decided += sum(best > 0 and is_unbeaten(each, best, max_states=2000) for each in problems)
-    assert decided >= some(0, 20)
+    assert decided >= some(2, 20)
 
 
 @pytest.mark.fuzz
@@ -190,7 +190,7 @@ def test_no_baseline_beats_the_rails():
         size = rng.choice((10**5, 5 * 10**5, MB, 2 * MB, 4 * MB))
         problem = taccl.make_problem(topology, "allreduce", size_bytes=size)
         nearest += ratios(certificates(merging_freely(problem)), problem, seed, searched=True)
-    assert not nearest or 1 <= min(nearest) < 1.25
+    assert 1 <= min(nearest) < 1.25
 
 
 def test_a_bound_without_time_counts_rails():

@@ -134,9 +134,9 @@ def test_a_sum_that_no_server_updated_is_found():
 
 @pytest.mark.parametrize(("back", "copied", "found"), [(2, 3, set()), (2, 2, {"update"}), (3, 3, {"update"})])
 def test_a_copy_without_the_update_does_not_overwrite_the_updated_sum(back, copied, found):
-    """Worker 0 adds up, sends the sum to the server, and a copy to worker 1, which has it from the server at 3 us.
+    """Worker 0 adds up, sends the sum to the server, and a copy to worker 1.
 
-    Worker 0 gets the updated sum 1 us after `back`.
+    Worker 1 has the updated sum from the server at 3 us. Worker 0 gets the updated sum 1 us after `back`.
     """
     problem = problem_of(full(3), exchange([0, 1], [2], chunks_per_server=1))
     rows = ((1, 0, 0, True), (0, 2, 1, True), (2, 1, 2, False), (2, 0, back, False), (0, 1, copied, False))

@@ -76,7 +76,7 @@ def test_noise_keeps_a_rare_outlier():
 def test_slow_repetitions_are_no_gain():
     """A slow repetition of one pair, which the given order meets and others avoid, confirms no gain.
 
-    By an interval of Student's t for the mean gain, that of seed 7 would be confirmed.
+    An interval of Student's t for the mean gain would confirm that of seed 7.
     """
     for seed in cases("placement: slow repetitions are no gain", few=1, many=200, first=7):
         rng = np.random.default_rng(seed)

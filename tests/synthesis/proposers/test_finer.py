@@ -413,7 +413,7 @@ def test_first_forms_have_a_time_of_work(monkeypatch):
 
 
 def test_large_data_on_a_torus_is_balanced_over_dimensions_in_finer_chunks():
-    """Of 4 MB on a torus of 3 x 4, balanced finer chunks take 2/3 of the time of whole ones; 4 KB are small."""
+    """On a torus of 3 x 4, balanced finer chunks of 4 MB take 2/3 of the time of whole ones; 4 KB are small."""
     large, small = (
         taccl.make_problem(taccl.topologies.torus(3, 4), "allreduce", size_bytes=size)
         for size in (4_000_000, 4_000)
