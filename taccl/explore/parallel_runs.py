@@ -31,6 +31,7 @@ from taccl.explore.rows import LABELS, with_best_bounds
 from taccl.explore.run import RunRequest, failed_row, known_row, perform, this_process
 from taccl.explore.workers import Parent, interrupts_held, perform_for
 from taccl.problem.problem import Problem
+from taccl.solvers.registry import OWN_BACKENDS
 from taccl.synthesis.options import called, raising_errors_of_callbacks
 
 Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
@@ -128,8 +129,11 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
     num_jobs = num_at_once(num_workers, len(waiting))
     if num_workers is None and not _may_start_workers(min(run.until_s for _, run in waiting)):
         num_jobs = 1
+    # One run is performed however late it begins: one that has a schedule at once, if there is one.
+    own = (place for place, (_, run) in enumerate(waiting) if run.row["backend"] in OWN_BACKENDS)
+    first = next(own, 0)
     left = {
-        index: run._replace(rounds=-(-(len(waiting) - place) // num_jobs), is_first=place == 0)
+        index: run._replace(rounds=-(-(len(waiting) - place) // num_jobs), is_first=place == first)
         for place, (index, run) in enumerate(waiting)
     }
     alone = 0  # number of next runs to perform one at a time

@@ -188,8 +188,7 @@ def _solve_alone(search: Search, *, improves: bool) -> None:
         if search.best is not start:
             first, first_us = "that of ruin and recreate", format_us(search.best.finish_us)
         search.fallbacks.append(
-            f"{solver} found no schedule{phase} ({last.name}: {why}); {first} is returned, which takes "
-            f"{first_us}"
+            f"{solver} found no schedule{phase} ({last.name}: {why}); {first} takes {first_us}"
         )
     elif own.best is not None and not has_routed:
         search.notes.append(f"{solver} found no routing{phase}; job shops on CP-SAT improved {first}")
