@@ -216,7 +216,9 @@ def _along_trees(search: Search) -> Search | None:
 
 
 def _may_grow_trees(search: Search) -> bool:
-    return _is_free(search) and is_worthwhile(search)
+    """True if trees may improve the schedule, and were not tried before."""
+    is_new = all(each.name != _TREES.name for each in search.stages)
+    return is_new and _is_free(search) and is_worthwhile(search)
 
 
 def _may_grow_trees_first(search: Search) -> bool:
@@ -227,8 +229,9 @@ def _may_grow_trees_first(search: Search) -> bool:
     return _may_grow_trees(search) and not (are_quick and has_time)
 
 
-def _may_grow_trees_later(search: Search) -> bool:
-    return _may_grow_trees(search) and all(each.name != _TREES.name for each in search.stages)
+def _may_grow_trees_at_once(search: Search) -> bool:
+    """True if trees precede baselines in finer chunks: for data of one rank, trees usually finish sooner."""
+    return is_at_one_rank(search.problem) and _may_be_finer(search) and _may_grow_trees(search)
 
 
 def _may_guide(search: Search) -> bool:
@@ -303,6 +306,7 @@ def _has_no_updates(problem: Problem) -> bool:
 
 #: Proposers for sums that switches make; no other proposer supports such sums.
 AGGREGATING = (Turn(OwnProposer("switches that add", _by_switches, _has_no_updates), _may_use_switches),)
+_TREES = OwnProposer("trees", _along_trees, may_fill)
 #: Proposers that run before the number of chunks is chosen, so that a schedule exists early.
 FIRST: tuple[Turn, ...] = (
     Turn(
@@ -317,9 +321,9 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("sums at hubs", offer_hubs, _sums_on_mesh), _may_be_finer),
     Turn(OwnProposer("usual baseline in finer chunks", offer_usual_on_grid, is_large_on_grid), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
+    Turn(_TREES, _may_grow_trees_at_once, no_time, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_next), _may_be_finer, improves=True),
 )
-_TREES = OwnProposer("trees", _along_trees, may_fill)
 #: Proposers that follow them, before the number of chunks is chosen.
 SECOND: tuple[Turn, ...] = (
     Turn(OwnProposer("pipelined chains", offer_chains, _derives), _is_free),
@@ -328,7 +332,7 @@ SECOND: tuple[Turn, ...] = (
 )
 #: Proposers between the choice of the number of chunks and the search. They are skipped if a trial meets the
 #: bound over all chunkings, but for sizes in whole bytes.
-THIRD: tuple[Turn, ...] = (Turn(_TREES, _may_grow_trees_later, no_time, improves=True),)
+THIRD: tuple[Turn, ...] = (Turn(_TREES, _may_grow_trees, no_time, improves=True),)
 #: The bound over all chunkings, in the time left after the search.
 LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_be_finer, improves=True)
 #: Proposers in other chunks than the search's, even if its schedule is optimal for these.

@@ -8,7 +8,7 @@ import taccl
 from taccl._internal.deadline import Deadline
 from taccl.analysis.verification.verify import verify
 from taccl.synthesis.options import Options
-from taccl.synthesis.proposers import trees
+from taccl.synthesis.proposers import table, trees
 from taccl.synthesis.proposers.trees import along_trees, may_fill, offer_trees
 from taccl.synthesis.search import Search
 from taccl.topology.builder import TopologyBuilder
@@ -96,3 +96,15 @@ def test_no_resource_waits_longer_than_the_busiest_works():
 def test_chunks_for_some_ranks_alone_take_no_spanning_trees():
     """An alltoall, whose chunks have one destination each, uses no spanning trees."""
     assert not may_fill(taccl.make_problem(uneven(), "alltoall", size_bytes="4MB").in_its_chunks)
+
+
+@pytest.mark.parametrize(("name", "comes_first"), [("broadcast", True), ("allgather", False)])
+def test_trees_for_data_of_one_rank_come_among_the_first(name, comes_first, monkeypatch):
+    """They precede baselines in finer chunks, which take longer and finish later."""
+    asked = []
+    monkeypatch.setattr(table, "offer_trees", asked.append)
+    monkeypatch.setattr(table, "offer_cut_first", lambda _: asked.append("finer chunks"))
+    search = search_of(taccl.make_problem(uneven(), name, size_bytes="1MB"))
+    names = "first baselines", "trees", "baselines in finer chunks"
+    table.run(search, [each for each in table.FIRST if each.proposer.name in names])
+    assert asked == [search] * comes_first + ["finer chunks"]
