@@ -210,18 +210,13 @@ class Estimated:
         raise _too_many_sends(problem)
 
     @classmethod
-    def mixed(cls, problem: Problem, *, inserts: bool = True) -> Estimated | None:
-        """Mixed plan that is found without annealing; None if there are no mixed plans.
+    def mixed(cls, problem: Problem) -> Estimated | None:
+        """Mixed plan of equal parts of one plan; None if there are no mixed plans.
 
-        `mixed_schedule` improves on it by simulated annealing.
-
-        - `inserts`: True to insert small parts with other plans into equal parts of one plan.
+        `mixed_schedule` improves on it by simulated annealing, and by small parts with other plans.
         """
         found = first_mix(problem) if sums_everywhere(problem) else None
-        if found is None or not inserts:
-            return None if found is None else cls(*found)
-        times, plan = found[1], greedy_mix(found[1])
-        return cls(times.ticks(plan) / times.problem.costs.ticks_per_us, times, plan)
+        return None if found is None else cls(*found)
 
     @property
     def is_by_node(self) -> bool:

@@ -205,7 +205,7 @@ class _Forms:
             self.skipped.append("mixed plans")
             return
         with self.at_least(self.deadline).enforced():
-            self.mixed = Estimated.mixed(self.problem, inserts=False)
+            self.mixed = Estimated.mixed(self.problem)
 
     def build_earliest(self) -> None:
         """Build the form with the earliest estimate, or the next one if that is invalid or takes too long."""
