@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ROUNDING = 1 + 1e-9
 #: Values of `Plans.verb`.
 SCATTER, SUM, GATHER = 0, 1, 2
-#: Moves of the search, by the upper end of their shares of all moves, in percent.
+#: Moves of the search, as indices of a row of `SHARES`.
 #: `NEW`: chunks of the largest part get another plan, first or last.
 #: `SPLIT`: chunks of a part become a part of their own.
 #: `SHIFT`: chunks move from one part to another.
@@ -31,7 +31,7 @@ SCATTER, SUM, GATHER = 0, 1, 2
 #: `DELAY`: a step of a part starts only after a step of another part, or at once. In the other moves, a part
 #: gets another place.
 NEW, SPLIT, SHIFT, REPLAN, DELAY = 0, 1, 2, 3, 4
-#: Shares of moves without and with delays.
+#: Upper ends of the shares of these moves in percent, without and with delays.
 SHARES = (20, 35, 70, 80, 80), (20, 35, 65, 75, 88)
 
 

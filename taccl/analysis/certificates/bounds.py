@@ -467,7 +467,7 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     is_sparse = topology.num_nodes == 1 and len(topology.links) <= _SPARSE_LINKS * topology.num_ranks
     if is_sparse and volume.num_ends <= _MAX_FOUND:
         found += cut_claims(volume, level_cut(volume, budget_s=_LEVELS_S))
-    if volume.problem.collective.sums_up and volume.num_ends <= _MAX_TIMED:  # those `AT_ONCE` bound sums
+    if volume.problem.collective.sums_up and volume.num_ends <= _MAX_TIMED:  # all `AT_ONCE` bound sums
         demand = NeededSends(volume.problem)
         found += [claim for find in AT_ONCE for claim in find(demand, in_network=bool(in_network))]
     return found
