@@ -158,9 +158,7 @@ class EdgePlan:
 
 
 def edge_plans(dims: Dimensions) -> Iterator[EdgePlan]:
-    """Yield plans of few steps or few sends; none on lines."""
-    if any(each.kind != "ring" and each.size > 2 for each in dims):
-        return
+    """Yield plans of few steps or few sends on a torus."""
     alike = {(each.size, each.alpha_us, each.beta_us_per_mb): k for k, each in enumerate(dims)}
     for axis in sorted(alike.values()):
         for path in _paths(dims.sizes, axis):

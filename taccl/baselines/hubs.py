@@ -133,13 +133,8 @@ class HubPlan(NamedTuple):
         return loads
 
     def estimated_us(self, problem: Problem) -> float:
-        """Estimated finish if steps follow one another, and a link merges all that it sends in a step.
-
-        It is infinite for plans with too many transfers.
-        """
+        """Estimated finish if steps follow one another, and a link merges all that it sends in a step."""
         dims, costs = self.dims, problem.costs
-        if self.num_transfers(problem) > _MOST_TRANSFERS:
-            return math.inf
         links, loads = [int(table[0, 1]) for table in links_along(problem.topology, dims)], self._loads()
         units_per_send = int(costs.chunk_units.sum()) / len(self.orders) / dims.num_ranks
         ticks = Counter[int]()
@@ -150,13 +145,17 @@ class HubPlan(NamedTuple):
 
 
 def soonest_hub_plan(problem: Problem, dims: Dimensions) -> PartPlan | None:
-    """Plan with the least estimated finish; None if some dimension is a line, or there are too many ranks."""
+    """Plan with the least estimated finish.
+
+    None if some dimension is a line, or if there are too many ranks or transfers.
+    """
     num = len(dims)
     if dims.num_ranks > _MOST_RANKS or any(each.kind != "ring" and each.size > 2 for each in dims):
         return None
     names = product(_RINGS, repeat=num) if num <= _MOST_MIXED else ((name,) * num for name in _RINGS)
-    plans: list[PartPlan] = [*(HubPlan(each, dims) for each in names), *edge_plans(dims)]
-    return min(plans, key=lambda plan: plan.estimated_us(problem))
+    every: list[PartPlan] = [*(HubPlan(each, dims) for each in names), *edge_plans(dims)]
+    plans = [plan for plan in every if plan.num_transfers(problem) <= _MOST_TRANSFERS]
+    return min(plans, key=lambda plan: plan.estimated_us(problem), default=None)
 
 
 class PartPlan(Protocol):

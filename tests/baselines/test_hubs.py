@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 import taccl
-from taccl.baselines import bucket
+from taccl.baselines import bucket, hubs
 from taccl.baselines.chunking import cut_chunks, merging, without_sketch
 from taccl.baselines.hubs import HubPlan, hub_sends, ring_plan, soonest_hub_plan
 from taccl.topology.recognise import grid_of
@@ -93,3 +93,14 @@ def test_lines_and_large_tori_have_no_plan():
     for made in (taccl.topologies.mesh(4, 4), taccl.topologies.torus(16, 17)):
         problem = taccl.make_problem(made, "allreduce", size_bytes=1000)
         assert soonest_hub_plan(problem, grid_of(made)) is None
+
+
+def test_no_plan_has_too_many_transfers(monkeypatch):
+    """Up to the limit, other plans are chosen: rings of four collect at hubs in 30 sends or more per chunk."""
+    made = taccl.topologies.torus(4, 4)
+    problem = taccl.make_problem(made, "allreduce", size_bytes=1000)
+    most = soonest_hub_plan(problem, grid_of(made)).num_transfers(problem)
+    monkeypatch.setattr(hubs, "_MOST_TRANSFERS", most - 1)
+    assert 30 * 16 <= soonest_hub_plan(problem, grid_of(made)).num_transfers(problem) < most
+    monkeypatch.setattr(hubs, "_MOST_TRANSFERS", 30 * 16 - 1)
+    assert soonest_hub_plan(problem, grid_of(made)) is None
