@@ -20,7 +20,6 @@ from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count, format_s
 from taccl.analysis.certificates.scopes import known_bound_over_all_chunkings, share_bound_over_all_chunkings
-from taccl.baselines.chunking import sums_everywhere
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem.making import merged
 from taccl.problem.problem import Problem
@@ -40,6 +39,7 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for
+from taccl.synthesis.trees.roots import has_free_roots
 
 #: Seconds per hop that a first sketch takes; with less time left, no sketch is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
@@ -317,8 +317,7 @@ class _Trials:
         whole, first, options = self.whole, self.first, self.options
         finishes = {count: made.finish_us for count, made in first.items()}
         least_us, is_pipelined = min(finishes.values()), is_at_one_rank(whole)
-        has_free_roots = sums_everywhere(whole) and not whole.collective.updates
-        if min(finishes, key=finishes.__getitem__) <= 2 or (has_free_roots and not is_pipelined):
+        if min(finishes, key=finishes.__getitem__) <= 2 or (has_free_roots(whole) and not is_pipelined):
             return
         if not (suits(whole) and has_kernels(whole, options, self.until)):
             return
