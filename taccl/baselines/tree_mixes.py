@@ -10,6 +10,7 @@ Each share has an image under every symmetry of the mesh, so that the links of a
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -78,6 +79,8 @@ _FREE, _CLASHES = 0.4, 0.5
 #: `_LAST_WORK`: same, from the best long search, and if drifting already gained that much.
 _DRIFTS, _DRIFT_GAIN, _HOPELESS = ((1.0, 2), (0.8, 2), (1.0, 1)), 0.98, 1 / 3
 _MOST_WORK, _LAST_WORK = 8_000_000, 1_100_000
+#: Max share of the time to choose the numbers of shares and steps; links then drift apart, which gains more.
+_CHOICE_SHARE = 0.6
 #: `_TRIES`: changes tried with each tree in a sweep.
 #: `_OTHERS`: a share tries its own core, and each other core with probability 1 / `_OTHERS`.
 _TRIES, _OTHERS = 40, 20
@@ -224,12 +227,13 @@ class _Mixes:
         - `until`, `most_transfers`: As for `soonest_mix`.
         """
         best, numbers = None, [*self._numbers(most_transfers)]
+        chosen_by = until.sooner(_CHOICE_SHARE * until.left_s)
         while len(numbers) > 1 and self._uneven(numbers[0]) > _MOST_UNEVEN:
             del numbers[0]
         for number in numbers:
-            if best is not None and until.has_passed:
+            if best is not None and chosen_by.has_passed:
                 break
-            found = self._over_spans(number, best, until)
+            found = self._over_spans(number, best, chosen_by)
             if found is None:
                 break
             pays = 1.0 if best is None else _PAYS ** math.log2(number / best.number)
@@ -385,6 +389,9 @@ class _Mixes:
     def _drifting(self, start: _Found, parts: int, best_us: float, until: Deadline) -> _Found:
         """Trees after sweeps in which links drift apart; each step is divided into parts before.
 
+        If time is short, there are fewer sweeps, and the sharpness grows faster to its last value. Such trees
+        are not kept for later calls.
+
         - `best_us`: Earliest known finish.
         """
         key = start.finish_us, start.number, start.steps, parts
@@ -392,15 +399,19 @@ class _Mixes:
             return self._drifted[key]
         shares, cores = _divided(start, parts)
         trees = self._sweeps(cores, shares)
-        low, high = _DRIFT_SHARPNESS
+        (low, high), began_s, is_short = _DRIFT_SHARPNESS, time.monotonic(), False
+        limit_s = max(until.at_s - began_s, 1e-9)
         for each in range(_DRIFTING):
-            sharp = low * (high / low) ** (each / (_DRIFTING - 1)) * start.steps / self.busy_us
+            grown, spent = each / (_DRIFTING - 1), (time.monotonic() - began_s) / limit_s
+            if each and spent > grown:
+                is_short, grown = True, min(1.0, spent)
+            sharp = low * (high / low) ** grown * start.steps / self.busy_us
             trees.run(Rules(sharp, False, True, _TRIES, _OTHERS))
             finish = trees.finish_us()
             if until.has_passed or (each >= _HOPELESS * _DRIFTING and finish > _PAYS * best_us):
                 break
         found = _Found(finish, start.number, start.steps, 1, shares, cores)
-        if not until.has_passed:
+        if not (is_short or until.has_passed):
             self._drifted[key] = found
         return found
 

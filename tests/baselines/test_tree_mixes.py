@@ -1,5 +1,9 @@
 """Allreduces on meshes by mixes of trees."""
 
+import itertools
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -120,6 +124,28 @@ def test_a_deadline_leaves_the_mixes_found_before_it():
     problem = taccl.make_problem(made, "allreduce", size_bytes=288_000)
     first = soonest_mix(problem, grid_of(made), Deadline.after(0))
     assert soonest_mix(problem, grid_of(made)).finish_us < first.finish_us
+
+
+def test_sweeps_sharpen_sooner_if_time_is_short(monkeypatch):
+    """Sweeps reach the last sharpness within the time left; a later search with enough time repeats them."""
+    made = taccl.topologies.mesh(3)
+    problem = taccl.make_problem(made, "allreduce", size_bytes=30_000)
+    clock, rules, drifts = itertools.count(time.monotonic(), 10.0), tree_mixes.Rules, []
+
+    def noted(sharp, counts, drifting, *others):
+        if drifting:
+            drifts.append(sharp)
+        return rules(sharp, counts, drifting, *others)
+
+    monkeypatch.setattr(tree_mixes, "Rules", noted)
+    with monkeypatch.context() as fast:
+        fast.setattr(tree_mixes, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        soonest_mix(problem, grid_of(made), Deadline.after(100))
+    hurried = drifts[:]
+    soonest_mix(problem, grid_of(made))
+    relaxed = drifts[len(hurried) :]
+    assert hurried[0] == relaxed[0]
+    assert hurried.count(max(hurried)) > relaxed.count(max(relaxed)) > 0
 
 
 def test_no_mix_without_time_to_compile_its_kernel(monkeypatch):

@@ -57,7 +57,7 @@ _LEAST_CUT_S = 0.3
 #: `_MIX_SHARE`: share of the time left for mixes of trees on meshes, where they usually finish first.
 #: `_REST_SHARE`: max share of the time for hubs that is kept to build the chosen plan.
 #: `_BUILD_SHARE`: share of the kept time that building should take; less than 1, as loads of machines vary.
-_HUBS_S_PER_TRANSFER, _MIX_SHARE, _REST_SHARE, _BUILD_SHARE = 4e-6, 0.7, 0.4, 0.6
+_HUBS_S_PER_TRANSFER, _MIX_SHARE, _REST_SHARE, _BUILD_SHARE = 2.5e-6, 0.85, 0.25, 0.6
 
 #: `_CUT_TRANSFERS`: max transfers of a baseline that is tried in finer chunks, as many as recursive doubling
 #: of 64 chunks on 64 ranks has.
