@@ -38,6 +38,8 @@ from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taccl._internal.deadline import Deadline
     from taccl.baselines.moves import Sends
     from taccl.problem.problem import Problem
@@ -119,6 +121,7 @@ def mixed_schedule(
     below_us: float = math.inf,
     most_transfers: float = math.inf,
     patient: bool = False,
+    keep: Callable[[Schedule], object] | None = None,
 ) -> Schedule | None:
     """Allreduce by the mixed plan with the least estimated finish: each group of chunks has its own plan.
 
@@ -129,6 +132,7 @@ def mixed_schedule(
     - `below_us`: The plan is built only if its estimate is below this, or list scheduling may shorten it.
     - `most_transfers`: Approximate max transfers of the schedule.
     - `patient`: True for further runs of simulated annealing if time is left.
+    - `keep`: Called with a complete schedule before another search, which a deadline of the caller may end.
     """
     if not sums_everywhere(problem):
         return None
@@ -142,6 +146,8 @@ def mixed_schedule(
     made = _built_mix(times, plan, below)
     if made is None or until.has_passed or made.finish_ticks <= _AS_ESTIMATED * times.ticks(plan):
         return made
+    if keep is not None:
+        keep(made)
     # The estimate is too low, so a mix that is found from another start may end sooner.
     other = best_mix(times, first=equal, like=greedy_mix(times, equal), until=until)
     assert other is not None, "there are mixed plans"

@@ -13,7 +13,7 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.baselines import (
     chunking,
     forms,
@@ -707,6 +707,22 @@ def test_small_parts_with_other_plans_are_inserted_first_or_last(monkeypatch):
     assert estimates_us == [pytest.approx(31.563458), pytest.approx(31.223096)]
     monkeypatch.setattr(multiplying_module, "soonest_mix", lambda *_, **__: (times, annealed))
     assert mixed_schedule(problem).finish_us <= 31.563459
+
+
+def test_a_mix_is_kept_before_the_search_for_another(monkeypatch):
+    """If the deadline ends the search that follows too low an estimate, the complete schedule remains."""
+    problem, kept = make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=10**9), []
+    _, times, equal = multiplying_module.first_mix(problem)
+
+    def ended(*_, **__):
+        raise OutOfTime("ended")
+
+    monkeypatch.setattr(multiplying_module, "_AS_ESTIMATED", 0)
+    monkeypatch.setattr(multiplying_module, "soonest_mix", lambda *_, **__: (times, equal))
+    monkeypatch.setattr(multiplying_module, "greedy_mix", ended)
+    with pytest.raises(OutOfTime):
+        mixed_schedule(problem, keep=kept.append)
+    assert [taccl.verify(each).ok for each in kept] == [True]
 
 
 @pytest.mark.parametrize(

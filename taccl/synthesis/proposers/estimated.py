@@ -270,7 +270,12 @@ class _Forms:
     def _keep_mix(self, until: Deadline, most_transfers: int) -> None:
         """Keep a mixed plan if it is earlier; annealing ends at `until`."""
         found = mixed_schedule(
-            self.problem, until, below_us=self.finish_us, most_transfers=most_transfers, patient=True
+            self.problem,
+            until,
+            below_us=self.finish_us,
+            most_transfers=most_transfers,
+            patient=True,
+            keep=self._keep,
         )
         if found is not None:
             self._keep(found)
