@@ -49,11 +49,13 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_FIRST_RUN_S`: CPU seconds to load annealing and for its first run, which is short, but gains 1 to 5 %.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`, `_BATCHES_SHARE`: max shares of the time left for mixed plans, and for batches of chunks.
+#: `_LATE_MIXES_S`, `_LATE_MIXES_SHARE`: if baselines may be late, CPU seconds or share of the time left for
+#: mixed plans, whichever is more; other baselines have the rest.
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
 _MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.3
 #: `_BUILD_TIMES`: time reserved to build and verify one, as a multiple of its estimate.
 _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE, _BUILD_TIMES = 0.8e-6, 0.6, 0.6, 1.25
-_BATCHES_SHARE = 0.6
+_BATCHES_SHARE, _LATE_MIXES_S, _LATE_MIXES_SHARE = 0.6, 1.0, 0.75
 
 
 def offer_estimated(search: Search) -> Search | None:
@@ -143,13 +145,16 @@ class _Forms:
 
     @property
     def is_postponed(self) -> bool:
-        """True if baselines may be late, so that no later steps need time."""
+        """True if baselines may be late, so that no time is left for the search."""
         return self.deadline.at_s > self.search.options.ends_s
 
     @property
     def mixes_share(self) -> float:
         """Max share of the time left for mixed plans."""
-        return 1.0 if self.is_postponed else _MIXES_SHARE
+        if not self.is_postponed:
+            return _MIXES_SHARE
+        least_s, left_s = busy_factor() * _LATE_MIXES_S, self.left_s(self.deadline)
+        return _LATE_MIXES_SHARE if least_s < _LATE_MIXES_SHARE * left_s else min(1.0, least_s / left_s)
 
     def has_time(self, parts: int, *, merges: bool) -> bool:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
