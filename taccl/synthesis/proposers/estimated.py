@@ -154,7 +154,7 @@ class _Forms:
         if not self.is_postponed:
             return _MIXES_SHARE
         least_s, left_s = busy_factor() * _LATE_MIXES_S, self.left_s(self.deadline)
-        return _LATE_MIXES_SHARE if least_s < _LATE_MIXES_SHARE * left_s else min(1.0, least_s / left_s)
+        return max(_LATE_MIXES_SHARE, least_s / left_s) if least_s < left_s else 1.0
 
     def has_time(self, parts: int, *, merges: bool) -> bool:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""

@@ -330,13 +330,16 @@ def test_a_mixed_plan_may_take_longer_to_build_than_estimated(monkeypatch):
     assert kept == [1]
 
 
-@pytest.mark.parametrize(("left_s", "ends_s", "share"), [(1000, 2000, 0.6), (1000, 0, 0.75), (100, 0, 1.0)])
+@pytest.mark.parametrize(
+    ("left_s", "ends_s", "share"), [(1000, 2000, 0.6), (1000, 0, 0.75), (100, 0, 1.0), (0, -1, 1.0)]
+)
 def test_late_mixed_plans_leave_time_for_other_baselines(left_s, ends_s, share, monkeypatch):
     """After the time limit, other baselines have a quarter of the time, unless mixed plans need it.
 
     They need 100 s here: 1 s of CPU on a machine that is busy with 99 other processes.
     """
     monkeypatch.setattr(estimating, "busy_factor", lambda: 100.0)
+    monkeypatch.setattr(estimating, "_LEAST_FORMS_S", 0.0)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     options = Options(ends_s=time.monotonic() + ends_s)
     forms = estimating._Forms(Search(problem, options, Deadline.after(left_s)), problem)
