@@ -102,12 +102,16 @@ def _are_on_rails(facts: Facts, links: Sequence[int], node: Sequence[int]) -> bo
 
     A rank is near another one if there is a link between nodes to it, or two such links through a third node.
     """
-    out: dict[int, set[int]] = {}
-    for e in links:
-        out.setdefault(facts.src[e], set()).add(facts.dst[e])
-    near = {(a, b) for a in out for b in out[a]}
-    for a, ends in out.items():
-        near.update((a, b) for c in ends for b in out.get(c, ()) if node[b] != node[a])
-    there = Counter((a, node[b]) for a, b in near)
-    back = Counter((node[a], b) for a, b in near)
-    return max(there.values()) == max(back.values()) == 1
+
+    def is_one_each(near: set[tuple[int, int]]) -> bool:
+        there, back = Counter((a, node[b]) for a, b in near), Counter((node[a], b) for a, b in near)
+        return max(there.values()) == max(back.values()) == 1
+
+    near = {(facts.src[e], facts.dst[e]) for e in links}
+    if not is_one_each(near):  # so that fabrics with links between all ranks need no search for third nodes
+        return False
+    out: dict[int, list[int]] = {}
+    for a, b in near:
+        out.setdefault(a, []).append(b)
+    through = ((a, b) for a, ends in out.items() for c in ends for b in out.get(c, ()))
+    return is_one_each(near.union((a, b) for a, b in through if node[a] != node[b]))
