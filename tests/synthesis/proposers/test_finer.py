@@ -428,26 +428,23 @@ def test_first_forms_have_a_time_of_work(monkeypatch):
     assert not forms.at_least(forms.until).has_passed
 
 
-def test_large_data_on_a_torus_is_balanced_over_dimensions_in_finer_chunks():
-    """On a torus of 3 x 4, balanced finer chunks of 4 MB take 2/3 of the time of whole ones; 4 KB are small."""
-    large, small = (
-        taccl.make_problem(taccl.topologies.torus(3, 4), "allreduce", size_bytes=size)
-        for size in (4_000_000, 4_000)
-    )
-    assert (is_large_on_grid(large), is_large_on_grid(small)) == (True, False)
-    search = Search(large.in_its_chunks, Options(), Deadline.after(1000), asked=large)
-    found = offer_usual_on_grid(search)
-    assert found.best.producer.startswith("dimension-balanced")
-    assert found.best.finish < Fraction(2, 3) * search.best.finish
-
-
-def test_large_data_on_a_hypercube_is_halved_and_doubled_in_finer_chunks():
-    """On a hypercube of 8 ranks, finer chunks of recursive halving use all links: 3/5 of the time, or less."""
-    problem = taccl.make_problem(taccl.topologies.hypercube(3), "reduce_scatter", size_bytes=4_000_000)
+@pytest.mark.parametrize(
+    ("topology", "collective", "algorithm", "share"),
+    [
+        (taccl.topologies.torus(3, 4), "allreduce", "dimension-balanced", Fraction(2, 3)),
+        (taccl.topologies.hypercube(3), "reduce_scatter", "recursive", Fraction(3, 5)),
+    ],
+    ids=["torus", "hypercube"],
+)
+def test_large_data_on_a_grid_goes_in_finer_chunks(topology, collective, algorithm, share):
+    """The usual baseline, balanced or halving, takes at most that share of the time of its whole chunks."""
+    problem = taccl.make_problem(topology, collective, size_bytes=4_000_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
     found = offer_usual_on_grid(search)
-    assert found.best.producer.startswith("recursive")
-    assert found.best.finish < Fraction(3, 5) * search.best.finish
+    assert found.best.producer.startswith(algorithm)
+    assert found.best.finish < share * search.best.finish
+    small = taccl.make_problem(topology, collective, size_bytes=4_000)
+    assert (is_large_on_grid(problem), is_large_on_grid(small)) == (True, False)
 
 
 def test_recursive_multiplying_is_estimated_on_hypercubes():
