@@ -135,7 +135,7 @@ def test_sums_that_nodes_exchange(monkeypatch):
         if kinds.get("exchange time", 0) == max(kinds.values()):
             MATTERED["sums that nodes exchange"] += 1
             best += 1
-    assert best >= some(0, 25)
+    assert best >= some(1, 25)
 
 
 def assert_bounded_under_dates(schedule, bounds, seed):
@@ -177,5 +177,5 @@ def test_release_and_due_dates():
             if rare.due_dates_matter(met):
                 MATTERED["release and due dates"] += 1
                 reordered += 1
-    assert late >= some(1, 200) and reordered >= some(0, 60) and decided >= some(2, 600)
+    assert late >= some(1, 200) and reordered >= some(1, 60) and decided >= some(2, 600)
     assert unsolved <= some(0, 6)
