@@ -7,19 +7,23 @@ Examples
 --------
     python -m benchmarks.nodes --machine "dgx-a100 x4 allreduce 16MB"
     python -m benchmarks.nodes --machine "x2 allgather" --others 1 4 32
-    python -m benchmarks.nodes --output benchmarks/results/nodes.json
+    python -m benchmarks.nodes --output benchmarks/results/nodes.json  # keeps stored rows that are not run
+    python -m benchmarks.nodes --stored --output benchmarks/results/nodes.json
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 import warnings
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.report import parser_of, shown, summed_up, wanted
+from benchmarks.report import parser_of, shown, summed_up, wanted, with_stored
 from taccl._internal.units import parse_size
+from taccl.solvers.registry import package_versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,12 +45,17 @@ BOUND_S = 5.0
 COLUMNS: tuple[Column, ...] = (
     ("case", "case", "<34"), ("chunks", "chunks", ">6"), ("finish", "finish_us", ">11.5g"),
     ("bound", "bound_us", ">11.5g"), ("gap", "gap", ">8.2%"), ("limit", "limit", ">6.0%"),
-    ("kind", "kind", "<16"), ("seconds", "seconds", ">8.1f"), ("producer", "producer", "<44"),
+    ("kind", "kind", "<16"), ("seconds", "seconds", ">8.1f"), ("CPU", "cpu_s", ">8.1f"),
+    ("producer", "producer", "<44"),
 )  # fmt: skip
 
 
 def measured(case: str, *, limit_s: float, others: Sequence[int]) -> dict[str, Any]:
-    """Row of a case, such as ``dgx-a100 x2 allreduce 16MB``: finish and bound in us, and failed checks."""
+    """Row of a case, such as ``dgx-a100 x2 allreduce 16MB``: finish and bound in us, and failed checks.
+
+    Its `load` is the load average at the start: on a busy machine, time limits end searches earlier.
+    """
+    load, cpu_s = round(os.getloadavg()[0], 1), time.process_time()
     machine, nodes, collective, size = case.split()
     topology = getattr(taccl.topologies, machine.replace("-", "_"))(int(nodes[1:]))
     size_bytes = parse_size(size, where="size")
@@ -54,6 +63,7 @@ def measured(case: str, *, limit_s: float, others: Sequence[int]) -> dict[str, A
         taccl.make_problem(topology, collective, size_bytes=size_bytes), time_limit_s=limit_s
     )
     schedule = result.schedule
+    cpu_s = time.process_time() - cpu_s
     own = taccl.lower_bound(schedule.problem, divisible=False, budget_s=BOUND_S, finish=schedule.finish)
     bound_us = max(own.bound_us, result.bound_us)
     gap, missed = result.finish_us / bound_us - 1, []
@@ -73,6 +83,8 @@ def measured(case: str, *, limit_s: float, others: Sequence[int]) -> dict[str, A
         "limit": GAPS[size],
         "kind": own.kind,
         "seconds": round(result.seconds, 2),
+        "cpu_s": round(cpu_s, 2),
+        "load": load,
         "producer": schedule.producer,
         "missed": missed,
     }
@@ -84,19 +96,21 @@ def main() -> int:
     parser.add_argument("--machine", action="append", help="part of a case's name; default: all")
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of each search")
     parser.add_argument("--others", type=int, nargs="*", default=(), help="other numbers of chunks to try")
+    parser.add_argument("--stored", action="store_true", help="run nothing: the table of stored rows")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    cases = (
-        f"{machine} x{nodes} {collective} {size}"
-        for machine, nodes, collective, size in product(MACHINES, NODES, COLLECTIVES, GAPS)
-    )
+    cases = [" ".join(parts) for parts in product(MACHINES, map("x{}".format, NODES), COLLECTIVES, GAPS)]
+    stored = {row["case"]: row for row in with_stored(options.output, [], "case")}
     rows = (
-        measured(case, limit_s=options.time_limit, others=options.others)
+        stored[case]
+        if options.stored
+        else measured(case, limit_s=options.time_limit, others=options.others)
         for case in cases
-        if wanted(case, options.machine)
+        if wanted(case, options.machine) and (case in stored or not options.stored)
     )
-    results = {"rows": shown(COLUMNS, rows, head="(times in us)")}
-    return summed_up(options.output, results, time_limit_s=options.time_limit, others=[*options.others])
+    stored |= {row["case"]: row for row in shown(COLUMNS, rows, head="(times in us)")}
+    facts = {"versions": package_versions(), "limit_s": options.time_limit, "others": [*options.others]}
+    return summed_up(options.output, {"rows": [stored[case] for case in cases if case in stored]}, **facts)
 
 
 if __name__ == "__main__":

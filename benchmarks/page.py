@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.nodes import GAPS
 from benchmarks.report import value_of, verdict
 from benchmarks.scale import draw
 
@@ -49,6 +50,11 @@ _SCALE = (
     ("CPU s", "cpu_s", ".3g"), ("at most", "cpu_s_at_most", ".6g"), ("peak MB", "peak_mb", ".0f"),
     ("finish us", "finish_us", ".6g"), ("bound us", "bound_us", ".6g"), ("ratio", "ratio", ".4f"),
     ("at most", "ratio_at_most", ".6g"), ("baseline us", "beaten", ""), ("met", "met", ""),
+)  # fmt: skip
+_MISSED_NODES = (
+    _CASE, ("chunks per rank", "chunks", ""), ("finish", "finish_us", ".6g"), ("bound", "bound_us", ".6g"),
+    ("gap", "gap", ".2%"), ("at most", "limit", ".0%"), ("kind of bound", "kind", ""),
+    ("CPU s", "cpu_s", ".1f"), ("found by", "producer", ""),
 )  # fmt: skip
 _AGGREGATION = (
     ("figure", "what", ""), ("found", "found", ".5g"), ("expected", "expected", ".5g"),
@@ -108,8 +114,9 @@ def _results() -> str:
         "quality-upstream": lambda data: _quality(data, "The portfolio, upstream costs"),
         "quality-physical": lambda data: _quality(data, "The portfolio, physical costs"),
         "quality-backends": lambda data: _quality(data, "Each backend alone, upstream costs"),
-        "bounds": _bounds, "scale": _scale, "sums": _sums, "aggregation": _aggregation, "sweep": _sweep,
-        "fit": _fit, "unseen": _unseen, "suggest": _suggest, "peers": _peers, "ablation": _ablation,
+        "bounds": _bounds, "scale": _scale, "sums": _sums, "nodes": _nodes, "aggregation": _aggregation,
+        "sweep": _sweep, "fit": _fit, "unseen": _unseen, "suggest": _suggest, "peers": _peers,
+        "ablation": _ablation,
     }  # fmt: skip
     return "\n".join(
         make(_load(name)) for name, make in makers.items() if (RESULTS / f"{name}.json").exists()
@@ -148,6 +155,30 @@ def _sums(data: dict[str, Any]) -> str:
     )  # fmt: skip
     said = "Finish times in us. Latency per hop: 1 us inside nodes, 3 us between nodes, 0.5 us on the fabric."
     return _section("An allreduce of every size", data, columns, data["rows"], said)
+
+
+def _nodes(data: dict[str, Any]) -> str:
+    """Tables of the largest gap by machine, nodes and size, and of the missed rows."""
+    rows, missed = data["rows"], [row for row in data["rows"] if verdict(row)]
+    largest: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        machine, nodes, _, size = row["case"].split()
+        gaps = largest.setdefault((machine, nodes), {"machine": machine, "nodes": nodes[1:]})
+        gaps[size] = max(gaps.get(size, 0.0), row["gap"])
+    columns = (
+        ("machine", "machine", ""), ("nodes", "nodes", ""),
+        *((f"{size} ({most:.0%})", size, ".1%") for size, most in GAPS.items()),
+    )  # fmt: skip
+    busy = sum(row["load"] is None for row in rows)
+    said = (
+        f"Largest gap of allreduce, allgather and reduce-scatter within {data['limit_s']:g} s, with its limit "
+        "in the heading. The bound is that for the result's number of chunks per rank. "
+        f"{len(rows) - len(missed)} of {len(rows)} rows meet their limit."
+    )
+    if busy:
+        said += f" {busy} rows were measured on a busy machine, where the time limit allows less work."
+    first = _section("Collectives of one to eight nodes", data, columns, [*largest.values()], said)
+    return f"{first}\n{_section('Missed limits on one to eight nodes', data, _MISSED_NODES, missed)}"
 
 
 def _scale(data: dict[str, Any]) -> str:
