@@ -13,26 +13,44 @@ from taccl._internal.arguments import checked
 from taccl._internal.file_kinds import a
 from taccl._internal.names import did_you_mean, quoted
 from taccl._internal.reading import kinds_of
-from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
+from taccl._internal.units import format_us
+from taccl.errors import (
+    FormatError,
+    InputError,
+    LossyConversionWarning,
+    TopologyError,
+    VerificationError,
+    warn,
+)
 from taccl.formats.detection import format_of_content, readable, writable
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.program_kind import note_of_multiples
 from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
 from taccl.program.limits import USUALLY_IN_PLACE
 from taccl.program.program import Program
+from taccl.schedule.schedule import Schedule
 from taccl.sketch.upstream import load_upstream_topology
 from taccl.synthesis.result import Result
 from taccl.topology.files import load_topology as load_own_topology
 from taccl.topology.topology import Topology
 
+#: Maximum number of steps for which a conversion times the program (about 2 s of CPU).
+_MOST_STEPS = 40_000
+
 
 class Conversion(NamedTuple):
-    """Outcome of a conversion: source and target format, files written, and notes."""
+    """Outcome of a conversion: source and target format, files written, and notes.
+
+    - `schedule_us`, `program_us`: Finish of the schedule, and of the program that it was lowered to, as
+      `taccl.lift` times it. None if no schedule was lowered, or its program has too many steps.
+    """
 
     source: FileFormat
     target: FileFormat
     paths: tuple[Path, ...]
     notes: tuple[str, ...] = ()
+    schedule_us: float | None = None
+    program_us: float | None = None
 
 
 @checked
@@ -75,7 +93,9 @@ def write(
     schedule = schedule.schedule if isinstance(schedule, Result) else schedule
     kind = _kind(schedule)
     target = for_kind(writable(path, format), kind, path if format is None else None)
-    return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)[0]
+    return _write(
+        schedule, path, target, _route(kind, target), overwrite=overwrite, options=options, is_timed=False
+    )[0]
 
 
 @checked
@@ -141,10 +161,14 @@ def convert(
     _check_options(to_read, of_both, reading, writing)
     check_writable(target, overwrite=overwrite)
     thing = read(source, format=reading.name, **to_read)
-    paths, notes = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
+    paths, notes, times = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
     if writing.loses and writing.name != reading.name:
         warn(f"format {writing.name} cannot hold {writing.loses}", LossyConversionWarning)
-    return Conversion(reading, writing, paths, notes)
+    if times and times[1] > times[0]:
+        took = f"the program takes {format_us(times[1])}, the schedule {format_us(times[0])}"
+        why = "steps of a threadblock run one after another, and each part of a split send has latency"
+        warn(f"{took}: {why}", LossyConversionWarning)
+    return Conversion(reading, writing, paths, notes, *times)
 
 
 def for_kind(target: FileFormat, kind: str, path: str | os.PathLike[str] | None = None) -> FileFormat:
@@ -241,10 +265,16 @@ def _write(
     *,
     overwrite: bool,
     options: Mapping[str, Any],
-) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Convert and write an object; return the paths of the files, and notes for the user."""
+    is_timed: bool = True,
+) -> tuple[tuple[Path, ...], tuple[str, ...], tuple[float, float] | tuple[()]]:
+    """Convert and write an object.
+
+    Returns the paths of the files, notes for the user, and the finishes in us of a schedule and of the
+    program that it was lowered to. These are empty if there is no such program, or `is_timed` is False.
+    """
     dump = resolve_name(target.dump)
     _check_options(options, (*route, dump), target)
+    times: tuple[float, float] | tuple[()] = ()
     said: tuple[str, ...] = ()
     for step in route:
         given = _taken(step, options)
@@ -252,15 +282,34 @@ def _write(
         if usual and _is_usually_in_place(thing):
             given["in_place"] = True
             said = ("in place, as PyTorch calls it (in_place=false for separate buffers)",)
-        thing = step(thing, **given)
+        before, thing = thing, step(thing, **given)
+        if is_timed and isinstance(before, Schedule) and isinstance(thing, Program):
+            times = _finishes(before, thing)
     notes = (*getattr(thing, "notes", ()), *said) if route else ()
     if isinstance(thing, Program) and not target.any_call and (note := note_of_multiples(thing)):
         notes = (*notes, note)
     taken = _taken(dump, options)
     if "path" in inspect.signature(dump).parameters:
-        return write_all(dump(thing, path, **taken), overwrite=overwrite), notes
+        return write_all(dump(thing, path, **taken), overwrite=overwrite), notes, times
     check_writable(path, overwrite=overwrite)
-    return write_all({Path(path): dump(thing, **taken)}, overwrite=overwrite), notes
+    return write_all({Path(path): dump(thing, **taken)}, overwrite=overwrite), notes, times
+
+
+def _finishes(schedule: Schedule, program: Program) -> tuple[float, float] | tuple[()]:
+    """Finish in us of a schedule, and of the program that it was lowered to; empty if that is not timed."""
+    from taccl.program.lift import lift  # imports the verifier
+
+    problem = schedule.problem
+    if sum(1 for _ in program.steps()) > _MOST_STEPS:
+        return ()
+    sizes: dict[str, Any] = {"size": problem.size_bytes}
+    if problem.size_bytes is None and program.collective is not None:
+        parts = program.collective.num_chunks // problem.collective.num_chunks  # parallel instances
+        sizes = {"chunk_size": problem.chunk_bytes[0] // parts}
+    try:
+        return schedule.finish_us, lift(program, topology=problem.topology, **sizes).finish_us
+    except (InputError, VerificationError):
+        return ()
 
 
 def _is_usually_in_place(schedule: Any) -> bool:

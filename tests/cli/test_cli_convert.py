@@ -5,8 +5,12 @@ import json
 import pytest
 
 import taccl
+from taccl._internal.units import format_us
+from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.formats.table import FORMATS
+from taccl.schedule.timing import exact_times
 from tests.cli.words import SMALL
+from tests.synthesis.small_problems import custom, problem_of, ring
 
 
 def test_formats_are_listed(run, run_json):
@@ -52,6 +56,28 @@ def test_a_note_states_automatic_instances(run, run_json, saved, tmp_path):
     assert code == 0
     assert "note: 16MB to 16MB: instances: 2 for 50 GB/s" in out
     assert run("plan", "ring:2", "--collective", "allgather", "--instances", "some")[0] == 2
+
+
+@pytest.mark.parametrize("other", [1, 2])
+def test_times_of_a_program_that_takes_longer_are_stated(run, run_json, tmp_path, other):
+    """A program's time is that of `lift`; stderr states it, and the schedule's, if the program takes longer.
+
+    A merged send of the chunks 0 and 1 is one step; one of 0 and 2 becomes two, each with the link's latency."""
+    sent, chunks = custom(2, [([0], [1])] * 4), (0, other, 3 - other, 3)
+    problem = problem_of(ring(2), sent, merging=frozenset({0}), max_merge=2)
+    no = [False] * 4
+    timed = exact_times(
+        problem, chunk=chunks, link=[0] * 4, starts=(0, 0, 9, 9), group=(0, 0, 1, 1), reduce=no
+    )
+    taccl.save(timed, tmp_path / "s.json")
+    code, values = run_json("convert", tmp_path / "s.json", tmp_path / "p.xml")
+    program, size = load_msccl_xml(tmp_path / "p.xml", collective=sent), problem.chunk_bytes[0]
+    lifted = taccl.lift(program, topology=problem.topology, chunk_size=size)
+    assert (code, values["schedule_us"], values["program_us"]) == (0, timed.finish_us, lifted.finish_us)
+    later_us = (other - 1) * 2 * float(problem.topology.links[0].alpha_us)
+    assert lifted.finish_us == pytest.approx(timed.finish_us + later_us)
+    told = f"the program takes {format_us(lifted.finish_us)}, the schedule {format_us(timed.finish_us)}"
+    assert (told in run("convert", tmp_path / "s.json", tmp_path / "q.xml")[2]) == (other == 2)
 
 
 def test_there_and_back(run, saved, tmp_path):

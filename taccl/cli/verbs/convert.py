@@ -95,8 +95,9 @@ def run(options: argparse.Namespace) -> Answer:
     few = " and ".join(paths)
     where = few if len(paths) <= 2 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
     lines = [f"{done.source.name} -> {done.target.name}: written to {shown(where)}", *notes]
-    values = {"from": done.source.name, "to": done.target.name, "files": paths, "lost": lost}
-    return Answer("\n".join(lines), {**values, "notes": notes})
+    values: dict[str, Any] = {"from": done.source.name, "to": done.target.name, "files": paths, "lost": lost}
+    values = {**values, "notes": notes, "schedule_us": done.schedule_us, "program_us": done.program_us}
+    return Answer("\n".join(lines), values)
 
 
 def _listed() -> Answer:
