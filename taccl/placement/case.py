@@ -72,8 +72,7 @@ class Case:
         like: Case | None = None,
         only: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.hosts = _hosts_of(topology)
-        topology = self.hosts
+        topology = self.hosts = _hosts_of(topology, _protocol_of(algorithm))
         count, self.size_bytes = topology.num_ranks, parse_size(size, where="size")
         if isinstance(algorithm, Program):
             algorithm = lift(algorithm, topology=self.topology, size=self.size_bytes)
@@ -200,16 +199,28 @@ class Case:
         return tuple(orders[0].tolist()), int(ticks), bool(signal[1])
 
 
-def _hosts_of(topology: Topology | Probe | ProbedHosts) -> Topology | ProbedHosts:
-    """Measured hosts of a probe, or of a topology made from a probe; otherwise the topology itself."""
+def _hosts_of(topology: Topology | Probe | ProbedHosts, protocol: str) -> Topology | ProbedHosts:
+    """Measured hosts of a probe, or of a topology made from one; otherwise the topology, under a protocol.
+
+    - `protocol`: Protocol of messages; the topology's own if the topology does not know it.
+    """
     if isinstance(topology, Probe):
         hosts = ProbedHosts(topology)
         warn_of_assumptions(hosts.name, hosts.costs.assumed)
         return hosts
     if isinstance(topology, ProbedHosts):
         return topology
+    if protocol in topology.protocols:
+        topology = topology.under(protocol)
     measured: Topology | ProbedHosts = topology.cache.get(MEASURED, topology)
     return measured
+
+
+def _protocol_of(algorithm: str | Schedule | Program | Algorithm) -> str:
+    """Protocol that a program states or a schedule was timed with; empty for other algorithms."""
+    if isinstance(algorithm, Program):
+        return algorithm.protocol.lower()
+    return algorithm.problem.topology.protocol if isinstance(algorithm, Schedule) else ""
 
 
 def _with_pieces(

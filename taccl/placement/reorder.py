@@ -62,7 +62,7 @@ def reorder(
         ``"ring"``, ``"rings:4"``, ``"double-tree:8"`` (8 pieces per tree; by default the power of two that is
         fastest in the original order), ``"halving-doubling"``, ``"pairwise"``, ``"hierarchical:8"`` (groups
         of 8 ranks; by default the nodes, if all have one size); or a schedule or program with the same number
-        of ranks.
+        of ranks, whose protocol then applies.
     size : int or str
         Larger of one rank's input and output buffer, e.g. ``"100MB"``.
     time_limit_s : float

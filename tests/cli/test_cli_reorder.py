@@ -5,7 +5,12 @@ import re
 
 import pytest
 
+from taccl import baselines
 from taccl.cli.command import run
+from taccl.formats.msccl.xml import dump_msccl_xml
+from taccl.problem.making import make_problem
+from taccl.program.lower import lower
+from taccl.topologies import ring
 from tests.foreign import OURS
 
 MATRIX = "us,a,b,c,d\na,0,20,10,20\nb,20,0,20,10\nc,10,20,0,20\nd,20,10,20,0\n"
@@ -40,6 +45,22 @@ def test_an_order_and_its_files(matrix, tmp_path, capsys):
     assert json.loads(files["out.json"].read_text())["order"] == values["order"]
     assert files["rules"].read_text().startswith("1  # collectives")
     assert files["tuner"].read_text().splitlines()[1].startswith("allreduce,0,")
+
+
+@pytest.mark.slow
+def test_a_program_is_placed(tmp_path, capsys):
+    """A file with a program is an algorithm; its time is the one that `simulate` gives."""
+    program = tmp_path / "ring.xml"
+    problem = make_problem(ring(4), "allgather", size_bytes=4096)
+    program.write_text(dump_msccl_xml(lower(baselines.ring(problem))))
+    found = []
+    for words in (["simulate", program, "--topology"], ["reorder", "--algorithm", program]):
+        words += ["ring:4", "--size", "4096", "--json"] + ["--collective", "allgather"] * (
+            words[0] == "reorder"
+        )
+        assert run(list(map(str, words))) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[1]["before_us"] == pytest.approx(found[0]["sizes"][0]["finish_us"])
 
 
 @pytest.mark.slow

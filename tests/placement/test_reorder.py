@@ -149,6 +149,20 @@ def test_bad_input_is_an_error_of_one_sentence(options, complaint):
         taccl.reorder(taccl.topologies.ring(4), **options)
 
 
+@pytest.mark.parametrize("protocol", ["ll", "simple"])
+def test_protocol_of_an_algorithm_determines_the_costs(protocol):
+    """Schedules and programs of a protocol are timed by its costs, as `lift` does."""
+    topology = taccl.topologies.parse("dgx-h100", nodes=1)
+    problem = taccl.make_problem(topology.under(protocol), "allgather", size_bytes=65536)
+    schedule = taccl.baselines.ring(problem, cut=False)
+    program = taccl.lower(schedule)
+    lifted = taccl.lift(program, topology=topology, size=65536)
+    for each in (schedule, program):
+        case = Case(topology, "allgather", each, 65536)
+        assert case.us(case.ticks(range(8), compiled=False)) == pytest.approx(lifted.finish_us)
+        assert case.topology.protocol == protocol
+
+
 def test_a_schedule_of_other_ranks_is_refused():
     """A schedule of eight ranks is refused for four hosts."""
     schedule = taccl.baselines.ring(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.names import first_of, shown, table
-from taccl.cli.inputs import format_in, is_file, topology_from_word
+from taccl.cli.inputs import format_in, is_file, program_in, topology_from_word
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, positive, reader, refuse
 from taccl.cli.output import (
     Answer,
@@ -44,7 +44,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("topology", metavar="FILE|NAME", help=help)
     add_options(verb, "--collective", required=False)
     verb.set_defaults(collective="allreduce")
-    help = "ring, rings:4, double-tree:8, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
+    help = "ring, rings:4, double-tree:8, halving-doubling, doubling, pairwise, hierarchical:8; or a file with a "
+    help += "schedule or a program"
     option(verb, "--algorithm NAME|FILE", help, default="ring")
     add_options(verb, "--size", default="100MB", help="larger of a rank's input and output")
     add_options(verb, "--nodes", help="number of nodes of a machine")
@@ -99,7 +100,9 @@ def _reordered(options: argparse.Namespace) -> Answer:
 
         options.mpich_base = find_library()
     topology, hosts = _hosts(options)
-    algorithm = load_schedule(options.algorithm) if is_file(options.algorithm) else options.algorithm
+    algorithm = options.algorithm
+    if is_file(algorithm):
+        algorithm = program_in(algorithm) or load_schedule(algorithm)
     with progress_shown(wanted=True) as progress:
         given = {
             "time_limit_s": max(LEAST_S, options.deadline.left_s), "seed": options.seed, "progress": progress,
