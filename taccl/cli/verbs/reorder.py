@@ -44,8 +44,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("topology", metavar="FILE|NAME", help=help)
     add_options(verb, "--collective", required=False)
     verb.set_defaults(collective="allreduce")
-    help = "ring, rings:4, double-tree:8, halving-doubling, doubling, pairwise, hierarchical:8; or a file with a "
-    help += "schedule or a program"
+    help = "ring, rings:4, double-tree:8, halving-doubling, doubling, pairwise, hierarchical:8; or a file "
+    help += "with a schedule or a program"
     option(verb, "--algorithm NAME|FILE", help, default="ring")
     add_options(verb, "--size", default="100MB", help="larger of a rank's input and output")
     add_options(verb, "--nodes", help="number of nodes of a machine")
