@@ -71,8 +71,11 @@ def _collective(run: LogRun, where: str) -> str:
         return found[-1]
     if concluded := by_counts(run.rows) or by_checks(run) or by_root(run.rows):
         return concluded
-    kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
-    said = f"found a table of {kind} without its collective; give --collective"
+    rooted = ("broadcast", "reduce")
+    known = rooted if all(row.has_root for row in run.rows) else (*_PARTED, "allreduce", *rooted)
+    fits = " or ".join(each for each in known if _may_be(each, run.rows))
+    remedy = f"give --collective {fits}" if fits else "a gather or scatter has no model here"
+    said = f"found a table without its collective; {remedy}"
     raise FormatError(said, where=f"{where}: line {run.line}")
 
 
