@@ -40,24 +40,17 @@ def test_sums_are_made_before_they_cross_and_spread_after():
     assert bound.bound >= 14 and bound.check()
 
 
-def test_one_send_more_may_begin_and_end_outside():
+@pytest.mark.parametrize(("size", "local", "nic", "expected"), [(2, 2, 3, [12, 15]), (4, 1, 5, [40, 44])])
+def test_early_and_late_sends_count_half(size, local, nic, expected):
     """A send between nodes counts half if it starts before the additions in its node end, or ends after the
     copies begin.
 
-    The additions (the head) and the copies (the tail) take 2 us each. Three whole sends and two halves make
-    up the four required sends: five sends of 3 us take 15 us.
+    With two ranks per node, the additions (the head) and the copies (the tail) take 2 us each. Three whole
+    sends and two halves make up the four required sends: five sends of 3 us take 15 us. Four ranks add, and
+    copy, in 2 * 1 us each; 8 sends each way take 40 us.
     """
-    problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4))
-    assert claims(problem)[1:] == [12, 15]
-
-
-def test_more_ranks_double_for_longer():
-    """More ranks in a node take more rounds to add and to copy.
-
-    Four ranks add, and copy, in 2 * 1 us each; 8 sends each way take 40 us.
-    """
-    problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
-    assert claims(problem)[1:] == [40, 44]
+    problem = problem_of(two_levels(size, local=local, nic=nic), collectives.allreduce(2 * size))
+    assert claims(problem)[1:] == expected
 
 
 def test_the_ends_take_no_longer_than_a_crossing():
