@@ -89,11 +89,11 @@ def test_ranks_of_a_process_are_counted(collective):
     assert (series.num_ranks, series.num_nodes, series.ranks_per_process) == (16, 2, 8)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "{}", '{"results": 3}', '{"results": [4, {}]}', "8 2 float sum -1"]
-)
+@pytest.mark.parametrize("text", [
+    "", "{", "{}", '{"results": 3}', '{"results": [4, {}]}', "8 2 float sum -1", "[", "[3, {}]", '{"algBw": 3}',
+])  # fmt: skip
 def test_other_text_is_unchanged(text):
-    """Text without a run of nccl-tests is returned as it is."""
+    """Text without a run of nccl-tests, or without sizes, times and places of rccl-tests, stays as it is."""
     assert printed(text) == text
 
 
@@ -157,9 +157,3 @@ def test_places_of_rccl_tests_may_be_true_or_false(in_place, first_us):
     text = records().replace('"inPlace": 0', '"inPlace": false').replace('"inPlace": 1', '"inPlace": true')
     (series,) = log_of_text(text, "a.json", in_place=in_place).series
     assert series.times_us[0] == pytest.approx(first_us, abs=0.01)
-
-
-@pytest.mark.parametrize("text", ["[", "[3, {}]", '{"algBw": 3}'])
-def test_rows_that_lack_figures_are_no_rows_of_rccl_tests(text):
-    """Text without sizes, times and places is returned as it is."""
-    assert printed(text) == text
