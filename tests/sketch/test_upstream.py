@@ -472,18 +472,14 @@ def test_sketch_of_another_machine():
         load_problem(files("dgx2-n2"), files("ndv2-2MB"))
 
 
-def test_physical_needs_a_machine(edited):
-    """A name that stands for no machine has no physical costs."""
-    with pytest.raises(
-        TopologyError, match="name: found 'mine'; expected a name that starts with NDv2 or DGX2"
-    ):
-        edited(topology=lambda t: t.update(name="mine"), cost_model="physical")
-
-
-def test_physical_needs_a_size(edited):
-    """For a name without a size the caller must give the chunk size."""
-    with pytest.raises(TopologyError, match="name: found 'NDv2', which states no chunk size"):
-        edited(topology=lambda t: t.update(name="NDv2"), cost_model="physical")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mine", "expected a name that starts with NDv2 or DGX2"), ("NDv2", "which states no chunk size")],
+)
+def test_physical_needs_a_machine_and_a_size(edited, name, message):
+    """A name that stands for no machine has no physical costs; one without a size needs the chunk size."""
+    with pytest.raises(TopologyError, match=f"name: found '{name}'.*{message}"):
+        edited(topology=lambda t: t.update(name=name), cost_model="physical")
 
 
 def test_sketch_without_connections():
