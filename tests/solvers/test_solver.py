@@ -163,22 +163,19 @@ def test_unscalable_model_is_unavailable_for_cpsat():
     assert solve(model, "cpsat").status == "unavailable"
 
 
-def test_unknown_solver_is_refused_with_the_nearest_name():
-    """A misspelt solver gets a suggestion."""
-    with pytest.raises(InputError, match="did you mean 'gurobi'"):
-        solve(knapsack(), "gurobbi")
+@pytest.mark.parametrize(
+    ("solver", "advice"), [("gurobbi", "did you mean 'gurobi'"), ("pulp:nonsense", "pulp:GLPK_CMD")]
+)
+def test_unknown_solver_is_refused(solver, advice):
+    """A misspelt solver gets a suggestion, and for an unknown one of PuLP the error lists those of PuLP."""
+    with pytest.raises(InputError, match=advice):
+        solve(knapsack(), solver)
 
 
 @pytest.mark.parametrize("solver", ["highs", "pulp:HiGHS"])
 def test_the_number_of_threads_may_change(solver):
     """The number of threads may change between models of one process."""
     assert [solve(knapsack(), solver, threads=threads).status for threads in (1, 2, 1)] == ["optimal"] * 3
-
-
-def test_unknown_pulp_solver_is_refused():
-    """The error for an unknown PuLP solver lists PuLP's."""
-    with pytest.raises(InputError, match="pulp:GLPK_CMD"):
-        solve(knapsack(), "pulp:nonsense")
 
 
 def test_unknown_pulp_solver_is_refused_where_it_was_named():
