@@ -244,24 +244,16 @@ def test_every_backend_finds_the_circle(backend, infos):
     assert len(explanation.conflict) == 1
 
 
-def test_reason_names_chunk_and_ranks():
-    """The reason names chunk and ranks: local rank 7's chunk never leaves node 0."""
-    explanation = explain(problem_of("no-sender-for-a-rank"))
-    assert explanation.reason == (
-        "chunk 7 of allgather cannot get from rank 7 to rank 8; it reaches only ranks 0-7"
-    )
-
-
-def test_reason_of_a_reduction():
-    """The reason for an infeasible reduction names the contribution that cannot reach its root.
-
-    It is that of rank 8 to root 7, as only ranks of node 0 can send to rank 7.
-    """
-    explanation = explain(problem_of("relay-forgets-a-rank"))
-    assert explanation.reason == (
-        "the contribution of rank 8 to chunk 7 of allreduce cannot get to rank 7; "
-        "only ranks 0-7 can send to it"
-    )
+@pytest.mark.parametrize(("name", "reason"), [
+    ("no-sender-for-a-rank", "chunk 7 of allgather cannot get from rank 7 to rank 8; it reaches only ranks 0-7"),
+    (
+        "relay-forgets-a-rank",
+        "the contribution of rank 8 to chunk 7 of allreduce cannot get to rank 7; only ranks 0-7 can send to it",
+    ),
+])  # fmt: skip
+def test_reasons_name_chunk_and_ranks(name, reason):
+    """The reason names the chunk that never leaves a node, or the contribution that cannot reach its root."""
+    assert explain(problem_of(name)).reason == reason
 
 
 def test_no_solver_where_graph_search_decides(monkeypatch):

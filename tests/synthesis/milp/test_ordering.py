@@ -84,22 +84,15 @@ def line(rule):
     ]
 
 
-def test_longest_path_first_lets_a_late_chunk_with_far_to_go_overtake():
-    """Longest path first lets a late chunk with a long path overtake others.
+@pytest.mark.parametrize(
+    ("priority", "place"), [("longest-path-first", 1), ("earliest-first", 3), ("own-chunk-first", 3)]
+)
+def test_priorities_of_a_late_chunk_with_far_to_go(priority, place):
+    """Only a long path lets chunk 1 overtake: it starts at rank 3 and arrives last, with 6 us to go.
 
-    Chunk 1 arrives at 1 us with 6 us to go: it is second, after the chunk that starts at 0.
+    It is second then, after the chunk that starts at 0, and else follows all others.
     """
-    assert line("longest-path-first").index(1) == 1
-
-
-def test_earliest_first_is_first_come_first_served():
-    """Under "earliest-first" chunk 1 is sent last, as it arrives last."""
-    assert line("earliest-first").index(1) == 3
-
-
-def test_own_chunk_first_prefers_what_starts_here():
-    """Under "own-chunk-first" chunk 1, which starts at rank 3, follows rank 0's own chunks."""
-    assert line("own-chunk-first").index(1) == 3
+    assert line(priority).index(1) == place
 
 
 @pytest.mark.slow
