@@ -64,12 +64,13 @@ def test_modules_that_are_seldom_needed_are_not_loaded():
 
 
 @pytest.mark.slow
-def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
-    """A problem without a sketch is made without any slow package."""
+def test_nothing_heavy_is_loaded_for_problems_and_plans():
+    """A problem and a plan without a sketch need no slow package."""
     code = (
         "import sys, taccl\n"
         "topology = taccl.topologies.ndv2(nodes=2)\n"
         "taccl.make_problem(topology, taccl.collectives.allgather(16), chunk_bytes=1)\n"
+        "taccl.plan\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     assert in_fresh_process(code) == "[]"
@@ -101,13 +102,6 @@ def test_imports_of_servers_load_no_tables(tmp_path):
         "show 0 networkx",
         "convert 0 networkx",
     ]
-
-
-@pytest.mark.slow
-def test_plans_load_no_pydantic():
-    """Plans without sketches need no pydantic."""
-    code = f"import sys, taccl; taccl.plan; print([name for name in {HEAVY} if name in sys.modules])"
-    assert in_fresh_process(code) == "[]"
 
 
 def test_import_is_fast():
