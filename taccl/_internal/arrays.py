@@ -74,6 +74,14 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return found[is_new]
 
 
+def places_of(keys: Ints, wanted: Ints) -> tuple[Ints, Flags]:
+    """(index of each wanted key in the sorted `keys`, True if `keys` contains it)."""
+    if not len(keys):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return place, keys[place] == wanted
+
+
 def first_rows(values: ArrayLike) -> tuple[Ints, Ints]:
     """(distinct values in ascending order, index of the first row of each)."""
     values = np.asarray(values)

@@ -254,16 +254,17 @@ def test_sums_judged_together_and_one_by_one_have_the_same_faults(monkeypatch, t
     assert 1 < sum(each.ok for each in together) < len(together)
 
 
-def test_many_copies_are_judged_by_sorts(monkeypatch):
-    """A valid alltoall of hundreds of transfers is judged without a loop over its sends.
+@pytest.mark.parametrize(("collective", "name"), [("alltoall", "pairwise"), ("allreduce", "hierarchical")])
+def test_many_copies_and_sums_are_judged_by_sorts(collective, name, monkeypatch):
+    """Valid copies and sums along trees, hundreds of transfers, are judged without a loop over sends.
 
     Loops in Python would take most of the time of the verifier, and numba takes 0.3 s to load.
     """
-    problem = make_problem(taccl.topologies.dgx_h100(3), "alltoall", size_bytes="1MB")
-    schedule = taccl.baselines.pairwise(problem, cut=False)
+    problem = make_problem(taccl.topologies.dgx_h100(3), collective, size_bytes="1MB")
+    schedule = taccl.baselines.baseline(name, problem, cut=False)
     assert schedule.num_transfers >= columns.SOME
     monkeypatch.setattr(columns, "MANY", 1 << 30)
-    for module, name in ((data, "fitted"), (sends, "fitted")):
+    for module, name in ((data, "fitted"), (sends, "fitted"), (data, "replay_sum")):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("a loop over sends"))
     assert verify(schedule).ok
     late = replace(schedule, start=schedule.start // 2)

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import places_of
 from taccl.analysis.verification.columns import BLOCK, Columns, pairs, roots_of
-from taccl.analysis.verification.data import arrivals, by_chunk, places_of
+from taccl.analysis.verification.data import arrivals, by_chunk
 from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import count_links, fitted
 from taccl.analysis.verification.named_sums import NamedSums

@@ -29,9 +29,9 @@ from taccl.schedule.schedule import Schedule
 BLOCK = 1 << 16
 #: `SOME`: min transfers for which sorts of whole columns replace interpreted loops, where they can.
 #: `MANY`: min transfers of a schedule for which compiled loops are used, if numba is loaded.
-#: `_TIMES_UNLOADED`: factors on `MANY` for copies and sums while numba is not loaded (it takes 0.4 s of CPU).
-#: Sorts judge copies in a third of the time of the loops that sums need.
-SOME, MANY, _TIMES_UNLOADED = 1 << 8, 1 << 15, (8, 4)
+#: `_TIMES_UNLOADED`: factor on `MANY` while numba is not loaded, which takes 0.2 to 0.3 s of CPU.
+#: Sorts judge sums along trees almost as quickly as compiled loops, and copies in three times the time.
+SOME, MANY, _TIMES_UNLOADED = 1 << 8, 1 << 15, 32
 #: Ticks per microsecond of problems with rounded costs: their exact costs would need finer ticks.
 _ROUNDED_TICKS_PER_US = (10**9, 10**6)
 _BYTES_PER_MB = 10**6
@@ -162,7 +162,7 @@ class Columns:
         self.problem, self.topology, self.collective = problem, problem.topology, problem.collective
         self.clauses, self.ticks, self.ends = problem.clauses, ExactTicks(problem), LinkEnds.of(problem)
         self.chunk, self.link, self.start, self.end, self.group, reduce = schedule.kept
-        many = MANY * (1 if "numba" in sys.modules else _TIMES_UNLOADED[problem.collective.sums_up])
+        many = MANY * (1 if "numba" in sys.modules else _TIMES_UNLOADED)
         #: True if the schedule has enough transfers for compiled loops; sorts judge named sums as quickly.
         self.is_large = schedule.carries is None and len(self) >= many
         #: True if it has enough of them for sorts of whole columns in place of interpreted loops.

@@ -1,7 +1,7 @@
 """Location of data: contributions of each chunk that a rank holds, with the times from which it holds them.
 
 A copied chunk is a sum with one contribution, which each of its origins holds. Chunks are replayed one by
-one. Fast loops, or sorts of copies, accept valid ones; Python replays all others, and names their faults.
+one. Fast loops or sorts accept valid ones; Python replays all others, and names their faults.
 
 Random reads of long columns would take most of the time of the verifier. So a pass reads all columns once, in
 order of start. It places the transfers of some of the chunks into arrays, which the next pass overwrites.
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import distinct, lexsort, ranges
-from taccl.analysis.verification.columns import BLOCK, Columns, LinkEnds, flat_sets, roots_of
+from taccl._internal.arrays import distinct, lexsort, places_of
+from taccl.analysis.verification.columns import BLOCK, MANY, Columns, LinkEnds, flat_sets, roots_of
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
 from taccl.analysis.verification.loops import (
     NEVER,
@@ -33,6 +33,7 @@ from taccl.analysis.verification.loops import (
     place_by_chunk,
     views,
 )
+from taccl.analysis.verification.sorted_replay import accept_copies_sorted, accept_trees_sorted
 from taccl.problem.chunks import RankSets
 
 #: Number of transfers replayed in Python (about 3 s) before replay stops on an excess of faults of a kind.
@@ -110,7 +111,7 @@ class Replay:
     """
 
     def __init__(self, columns: Columns) -> None:
-        collective, is_large = columns.collective, columns.is_large
+        collective = columns.collective
         is_copied, is_updated = not collective.sums_up, collective.updates
         needs_phases = not is_copied and bool(columns.clauses.said("chunk", "order", "path"))
         self.dates = own_dates(columns) if is_copied else None
@@ -119,14 +120,7 @@ class Replay:
         released = {(chunk, rank) for chunk, rank, _ in columns.problem.release_us if is_copied}
         for some in by_chunk(columns, collective.origin_sets, self.dates):
             low, at, sums, chunks = some
-            if is_copied and columns.is_sorted:
-                accepted, num_redundant = accept_copies_sorted(
-                    sums, chunks, columns.ends, collective.num_ranks
-                )
-            else:
-                accepted, num_redundant = accept(
-                    sums, chunks, columns.ends, collective.num_ranks, is_copied=is_copied, is_large=is_large
-                )
+            accepted, num_redundant = _accepted(columns, sums, chunks, is_copied=is_copied)
             if is_updated:  # only the replay in Python returns `whole_since`
                 accepted[:], num_redundant = False, 0
             seen = views(sums), views(chunks), views(columns.ends)
@@ -192,14 +186,18 @@ def arrivals(
     return {divmod(key, num_ranks): ticks for key, ticks in pairs if abs(ticks) < NEVER}
 
 
-def places_of(
-    keys: NDArray[np.int64], wanted: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(index of each wanted key in the sorted `keys`, True if `keys` contains it)."""
-    if not len(keys):
-        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return place, keys[place] == wanted
+def _accepted(
+    columns: Columns, sums: Sums, chunks: SumChunks, *, is_copied: bool
+) -> tuple[NDArray[np.bool_], int]:
+    """Replay chunks by sorts or by `accept`, whichever is quicker; returns the same as `accept`."""
+    num_ranks, is_large = columns.collective.num_ranks, columns.is_large
+    if columns.is_sorted:
+        judge = accept_copies_sorted if is_copied else accept_trees_sorted
+        accepted, num_redundant = judge(sums, chunks, columns.ends, num_ranks)
+        if is_copied or accepted.all():
+            return accepted, num_redundant
+        is_large = int(np.diff(chunks.first)[~accepted].sum()) >= MANY
+    return accept(sums, chunks, columns.ends, num_ranks, is_copied=is_copied, is_large=is_large)
 
 
 def accept(
@@ -222,52 +220,6 @@ def accept(
         last = np.empty(num_ranks, np.int64)
         num_redundant += fitted(accept_sets, is_large)(sums, chunks, ends, *sets, last, accepted)
     return accepted, int(num_redundant)
-
-
-def accept_copies_sorted(
-    sums: Sums, chunks: SumChunks, ends: LinkEnds, num_ranks: int
-) -> tuple[NDArray[np.bool_], int]:
-    """`accept_copies` by sorts, in a fifth of the time of its loop in Python.
-
-    A place is a chunk at a rank. A send is valid if the earliest arrival at its source ends by its start.
-    That arrival started earlier, as sends last longer than 0, so by induction it is valid, too.
-
-    Returns (True for valid chunks, number of redundant copies).
-    """
-    count = len(chunks.root)
-    chunk_of = np.repeat(np.arange(count), np.diff(chunks.first))
-
-    def places(low: NDArray[np.int64], high: NDArray[np.int64], ranks: NDArray[np.int64]) -> Any:
-        """(chunk, place, row of `ranks`) columns of ``ranks[low[c]:high[c]]`` for each chunk c."""
-        chunk, at = ranges(low, high)
-        return chunk, chunk * num_ranks + ranks[at], at
-
-    _, given, _ = places(chunks.given, chunks.given_end, chunks.origins)
-    _, dated, at = places(chunks.date[:-1], chunks.date[1:], chunks.dated)
-    # A date takes the place of an origin: the rank holds the chunk only from then on.
-    begins, which = np.unique(np.append(given, dated), return_inverse=True)
-    since = np.full(len(begins), -NEVER)
-    np.maximum.at(since, which[len(given) :], chunks.since[at])
-    send, rank = ends.destinations(sums.link)
-    arrived, arrival = chunk_of[send] * num_ranks + rank, sums.end[send]
-    reached, which, arrivals = np.unique(arrived, return_inverse=True, return_counts=True)
-    first = np.full(len(reached), NEVER)
-    np.minimum.at(first, which, arrival)
-    place, is_begun = places_of(begins, reached)
-    redundant = arrivals - ~is_begun
-    redundant[is_begun] -= first[is_begun] < since[place[is_begun]]  # the rank gets the chunk before its date
-    held, which = np.unique(np.append(begins, reached), return_inverse=True)
-    earliest = np.full(len(held), NEVER)
-    np.minimum.at(earliest, which, np.append(since, first))
-    is_valid = np.ones(count, bool)
-    send, rank = ends.sources(sums.link)
-    place, is_known = places_of(held, chunk_of[send] * num_ranks + rank)
-    is_ready = is_known & (earliest[place] <= sums.start[send]) if len(held) else is_known
-    is_valid[chunk_of[send[~is_ready]]] = False
-    is_valid[chunk_of[sums.adds]] = False
-    chunk, wanted, _ = places(chunks.want, chunks.want_end, chunks.wanted)
-    is_valid[chunk[~places_of(held, wanted)[1]]] = False
-    return is_valid, int(redundant[is_valid[reached // num_ranks]].sum())
 
 
 def replay_copy(

@@ -10,9 +10,9 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.arrays import Ints, distinct, first_rows, lexsort, ranges
+from taccl._internal.arrays import Ints, distinct, first_rows, lexsort, places_of, ranges
 from taccl.analysis.verification.columns import Columns, flat_sets
-from taccl.analysis.verification.data import places_of, ranks_text
+from taccl.analysis.verification.data import ranks_text
 from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import NEVER
 
