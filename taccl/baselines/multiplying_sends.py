@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from taccl.baselines.moves import Flags, Ints, Row, Sends
     from taccl.baselines.multiplying_plans import StepPlan
-    from taccl.baselines.multiplying_times import StepTimes
+    from taccl.baselines.multiplying_times import Grid, StepTimes
     from taccl.problem.problem import Problem
 
 
@@ -36,10 +36,35 @@ def sends_of(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
     return exchange(times.problem, [turns], bound=bound)
 
 
+class _Summed:
+    """Contributions that each rank has added up, as sorted tuples of ranks; parts with equal steps share one.
+
+    - `of_rank`: These tuples, by rank.
+    """
+
+    def __init__(self, of_rank: Sequence[tuple[int, ...]]) -> None:
+        self.of_rank = of_rank
+        self._after: dict[Digit, _Summed] = {}
+        self._numbers: Ints | None = None
+
+    def after(self, grid: Grid, digit: Digit) -> _Summed:
+        """The contributions after a step in which each rank adds up those of its group."""
+        if digit not in self._after:
+            self._after[digit] = _Summed(after_exchange(self.of_rank, grid.turns(digit)))
+        return self._after[digit]
+
+    def numbers(self, sums: dict[tuple[int, ...], int]) -> Ints:
+        """Number of each rank's sum in `sums`, to which new ones are added, (num_ranks,)."""
+        if self._numbers is None:
+            self._numbers = np.array([sums.setdefault(each, len(sums)) for each in self.of_rank])
+        return self._numbers
+
+
 def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
     """Sends of sums that name their contributions: in a step, each rank adds up the sums of its group."""
     grid, num_parts, part_of = times.grid, len(plan.parts), times.part_of_chunks(plan)
-    summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(grid.place))]] * num_parts
+    own = _Summed(tuple((rank,) for rank in range(len(grid.place))))
+    summed = [own] * num_parts
     done: list[tuple[Digit, ...]] = [()] * num_parts
     sums: dict[tuple[int, ...], int] = {}
     moves: list[Row] = []
@@ -54,7 +79,7 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
             holder, chunk = _holders(times, plan, {part: done[part] for part in parts})
             piece_of = (np.arange(len(holder)) - np.searchsorted(holder, holder)) % pieces
         named = alone if digit.own > 0 and verb == "scatter" else summed
-        number = np.array([[sums.setdefault(each, len(sums)) for each in some] for some in named])
+        number = np.stack([some.numbers(sums) for some in named])
         for piece in range(max(pieces, digit.pieces)):
             at, some = holder[piece_of == piece], chunk[piece_of == piece]
             for turn in grid.turns(digit):
@@ -69,7 +94,7 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
                 done[part] = done[part][:-1]
             else:
                 alone = [*alone[:part], summed[part], *alone[part + 1 :]] if digit.own else alone
-                summed[part] = after_exchange(summed[part], grid.turns(digit))
+                summed[part] = summed[part].after(grid, digit)
     return routed(times.problem, Moves.of(moves), sums=list(sums), carries=np.concatenate(carries))
 
 
