@@ -82,9 +82,12 @@ def _rails_of(facts: Facts) -> _Rails | None:
     """The rails; None if there are none, or if the proof does not apply."""
     node, sizes = facts.topology.node_of_rank, Counter(facts.topology.node_of_rank)
     number, size = len(sizes), min(sizes.values())
-    links = [e for e in facts.allowed if facts.topology.is_internode(e)]
-    inside = [facts.alpha[e] for e in facts.allowed if not facts.topology.is_internode(e)]
-    if not 2 <= number <= size or not links or not inside or not facts.shared_units:
+    if not 2 <= number <= size or not facts.shared_units:
+        return None
+    across = {*facts.topology.internode_links}
+    links = [e for e in facts.allowed if e in across]
+    inside = [facts.alpha[e] for e in facts.allowed if e not in across]
+    if not links or not inside:
         return None
     near, far = min(inside), min(facts.alpha[e] for e in links)
     if not 0 < near <= far or not _are_on_rails(facts, links, node):
@@ -104,8 +107,8 @@ def _are_on_rails(facts: Facts, links: Sequence[int], node: Sequence[int]) -> bo
     """
 
     def is_one_each(near: set[tuple[int, int]]) -> bool:
-        there, back = Counter((a, node[b]) for a, b in near), Counter((node[a], b) for a, b in near)
-        return max(there.values()) == max(back.values()) == 1
+        there, back = {(a, node[b]) for a, b in near}, {(node[a], b) for a, b in near}
+        return len(there) == len(back) == len(near)
 
     near = {(facts.src[e], facts.dst[e]) for e in links}
     if not is_one_each(near):  # so that fabrics with links between all ranks need no search for third nodes

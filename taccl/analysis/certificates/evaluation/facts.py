@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Literal
 
+from taccl.problem.costs import link_ends, wide_links
 from taccl.problem.problem import Problem
 
 #: Time that stands for never, in ticks.
@@ -40,18 +41,22 @@ class Facts:
         self.sums = self.collective.sums_up
         self.made_at = {d.chunk: d for d in self.collective.derivations}
         self.allowed = list(problem.links_allowed)
-        self.holds: list[dict[int, tuple[int, int, bool]]] = [{} for _ in self.topology.links]
-        alphas, betas = problem.costs.hold_alpha.tolist(), problem.costs.hold_beta.tolist()
-        for hold, alpha, beta in zip(self.topology.holds, alphas, betas, strict=True):
-            self.holds[hold.link][hold.resource] = (alpha, beta, hold.side == "receive")
-        links = self.topology.links
-        self.multi = any(len(links[e].srcs) + len(links[e].dsts) > 2 for e in self.allowed)
+        self.multi = not {*wide_links(self.topology)}.isdisjoint(self.allowed)
         #: `src`, `dst`: Ends of each link; meaningful for links from one rank to one rank.
-        self.src, self.dst = [link.src for link in links], [link.dst for link in links]
+        self.src, self.dst = (ends.tolist() for ends in link_ends(self.topology))
         self._admitted: dict[tuple[int, ...], list[int]] = {}
         self._out: dict[tuple[int, int, bool], Arcs] = {}
         self._times: dict[tuple[object, ...], dict[int, int]] = {}
         self._when: dict[int | None, dict[int, int]] = {}
+
+    @cached_property
+    def holds(self) -> list[dict[int, tuple[int, int, bool]]]:
+        """For each link, {resource: (alpha and beta of the hold in ticks, True if it receives)}."""
+        found: list[dict[int, tuple[int, int, bool]]] = [{} for _ in self.topology.links]
+        alphas, betas = self.problem.costs.hold_alpha.tolist(), self.problem.costs.hold_beta.tolist()
+        for hold, alpha, beta in zip(self.topology.holds, alphas, betas, strict=True):
+            found[hold.link][hold.resource] = (alpha, beta, hold.side == "receive")
+        return found
 
     def rounded(self, ticks: int | Fraction) -> int | Fraction:
         """Bound in ticks, rounded up for whole chunks, which end at whole ticks."""
