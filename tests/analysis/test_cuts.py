@@ -138,6 +138,19 @@ def test_sums_are_exchanged_twice():
     assert any(len(each.parts) == 4 for each in witness.charges)
 
 
+@pytest.mark.parametrize(("workers", "servers", "sends"), [(4, 1, 8), (3, 2, 6), ((0, 1, 2, 3), (0,), 6)])
+def test_sums_pass_the_servers_that_update_them(workers, servers, sends):
+    """A sum leaves each worker other than its server, and comes back updated: sends over links of 1 us each."""
+    exchange = collectives.exchange(workers, servers)
+    num_ranks = exchange.num_ranks
+    problem = make_problem(full(num_ranks), exchange, size_bytes=MB)
+    bound, witness = priced(problem)
+    links = num_ranks * (num_ranks - 1)
+    assert bound == Fraction(sends, links)
+    certificate = lower_bound(problem, divisible=True)
+    assert certificate.kind == "throughput" and certificate.check() and not raised(certificate).check()
+
+
 def test_sums_that_switches_make_enter_once():
     """With in-network reduction 4 sums enter each rank once, over 3 links: 4/3 us."""
     problem = problem_of(full(4), collectives.allreduce(4))

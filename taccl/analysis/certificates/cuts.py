@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,8 @@ class SetCharge:
 
     With one set in `parts`, each send that enters the set is charged. With several sets (a partition), each
     send from one part to another is charged. If k parts contribute to a sum and also want it, it needs at
-    least 2(k - 1) of these sends.
+    least 2(k - 1) of these sends. If a server updates the sum, a contribution leaves each other part that
+    contributes, and the updated sum enters each other part that wants it.
     A multicast or reduction link counts once for each pair of parts that it joins.
     """
 
@@ -149,7 +151,8 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
         for ranks in family:
             sets += [(part,) for part in (ranks, everyone - ranks) if part and part != everyone]
     shared = (set(chunk.origins) & set(chunk.destinations) for chunk in volume.collective.chunks)
-    if not (volume.spreads or in_network) and any(len(each) > 1 for each in shared):
+    is_shared = volume.collective.updates or any(len(each) > 1 for each in shared)
+    if not (volume.spreads or in_network) and is_shared:
         sets.append(tuple(frozenset((r,)) for r in sorted(everyone)))
         sets += [tuple(nodes)] if topology.num_nodes > 1 else []
     return [parts for parts in dict.fromkeys(sets) if volume.needed(parts)]
@@ -367,32 +370,48 @@ def _priced(facts: Facts, witness: CutDual) -> Fraction:
     return soonest(facts, witness.prices, [e for e in facts.allowed if asked[e]], need)
 
 
-def _moves(facts: Facts) -> list[tuple[int, Sequence[int], Sequence[int]]]:
-    """Volume of each chunk, the ranks where it starts or is derived, and those that want it."""
+class _Move(NamedTuple):
+    """Volume of a chunk, the ranks where it starts or is derived, those that want it, and its server.
+
+    - `server`: Rank that updates the sum; None if no rank does.
+    """
+
+    weight: int
+    starts: Sequence[int]
+    ends: Sequence[int]
+    server: int | None
+
+
+def _moves(facts: Facts) -> list[_Move]:
+    """Move of each chunk."""
     return [
-        (
+        _Move(
             1 if facts.by_chunk else units,
             (*data.origins, facts.made_at[c].rank) if c in facts.made_at else data.origins,
             data.destinations,
+            data.root if facts.collective.updates else None,
         )
         for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True))
     ]
 
 
-def _must_enter(
-    moves: Sequence[tuple[int, Sequence[int], Sequence[int]]], parts: Parts, *, sums: bool
-) -> int:
+def _must_enter(moves: Sequence[_Move], parts: Parts, *, sums: bool) -> int:
     """Min volume that must enter a set, or pass between the parts of a partition."""
+    return sum(move.weight * _num_entering(move, parts, sums=sums) for move in moves)
+
+
+def _num_entering(move: _Move, parts: Parts, *, sums: bool) -> int:
+    """Min number of sends of a chunk into a set, or between the parts of a partition."""
+    starts, ends = move.starts, move.ends
+    if move.server is not None:
+        others = [part for part in parts if move.server not in part]
+        wanting = sum(not part.isdisjoint(ends) for part in others)
+        if len(parts) > 1:
+            return wanting + sum(not part.isdisjoint(starts) for part in others)
+        return wanting + (not others and not parts[0].issuperset(starts))
     if len(parts) > 1:
-        shared = (
-            weight * (sum(not (part.isdisjoint(starts) or part.isdisjoint(ends)) for part in parts) - 1)
-            for weight, starts, ends in moves
-        )
-        return 2 * sum(max(0, each) for each in shared)
+        sharing = sum(not (part.isdisjoint(starts) or part.isdisjoint(ends)) for part in parts)
+        return max(0, 2 * (sharing - 1))
     (inside,) = parts
-    return sum(
-        weight
-        for weight, starts, ends in moves
-        if not inside.isdisjoint(ends)
-        and (not inside.issuperset(starts) if sums else inside.isdisjoint(starts))
-    )
+    comes = not inside.issuperset(starts) if sums else inside.isdisjoint(starts)
+    return int(comes and not inside.isdisjoint(ends))

@@ -119,8 +119,11 @@ class Volume:
 
         A chunk that spreads enters a set that wants it and lacks it. A sum enters a set that wants it, unless
         all its contributions are inside. If k parts contribute to a sum and also want it, it needs 2(k - 1)
-        sends between them.
+        sends between them. If servers update sums, contributions must reach the server, and the updated sum
+        must come from there (`_needed_by_servers`).
         """
+        if self.collective.updates:
+            return self._needed_by_servers(parts)
         targets = self.collective.destination_sets
         if len(parts) > 1:
             inside = np.stack([self._starts.meeting(p) & targets.meeting(p) for p in parts])
@@ -132,6 +135,23 @@ class Volume:
             return int(self.weight[wants & ~self._starts.meeting(ranks)].sum())
         rest = frozenset(range(self.collective.num_ranks)) - ranks
         return int(self.weight[wants & self._starts.meeting(rest)].sum())
+
+    def _needed_by_servers(self, parts: Sequence[frozenset[int]]) -> int:
+        """`needed` if servers update sums.
+
+        Contributions enter a set that has the server, unless all are inside; they leave each part of a
+        partition without it. Updated sums enter each set without the server that wants them.
+        """
+        starts, targets = self._starts, self.collective.destination_sets
+        root = np.array([chunk.root for chunk in self.collective.chunks], np.int64)
+        everyone, sends = frozenset(range(self.collective.num_ranks)), np.zeros(len(root), np.int64)
+        for ranks in parts:
+            has_server = np.isin(root, sorted(ranks))
+            leaves = starts.meeting(ranks) & ~has_server
+            enters = starts.meeting(everyone - ranks) & has_server
+            sends += leaves if len(parts) > 1 else enters
+            sends += targets.meeting(ranks) & ~has_server
+        return int((self.weight * sends).sum())
 
     def entering_estimates(self, sets: Sequence[frozenset[int]]) -> NDArray[np.float64]:
         """(num_sets,) estimated ticks for the wanted volume to enter each of the disjoint sets of ranks.
@@ -186,6 +206,9 @@ class Volume:
 
         - `sides`, (num_sets, num_ranks) bool: The sets.
         """
+        if self.collective.updates:
+            sets = (frozenset(np.flatnonzero(side).tolist()) for side in sides)
+            return np.array([self._needed_by_servers((ranks,)) for ranks in sets], np.int64)
         start, end, weight = self._kinds
         wants = _meeting(self.collective.destination_sets, sides)
         starts = _meeting(self._starts, sides if self.spreads else ~sides)
