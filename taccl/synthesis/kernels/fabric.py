@@ -78,6 +78,11 @@ class Fabric(NamedTuple):
         return len(self.link)
 
 
+def chunk_type_of(num_chunks: int) -> type[np.integer[Any]]:
+    """Narrowest integer type for chunk numbers."""
+    return np.uint16 if num_chunks <= 1 << 16 else np.int32
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Chunks, their origins, and the ranks that may receive them.
@@ -101,7 +106,7 @@ class Demand:
     @property
     def chunk_type(self) -> type[np.integer[Any]]:
         """Narrowest integer type for chunk numbers."""
-        return np.uint16 if self.num_chunks <= 1 << 16 else np.int32
+        return chunk_type_of(self.num_chunks)
 
 
 def problem_arrays(problem: Problem) -> tuple[Fabric, Demand]:

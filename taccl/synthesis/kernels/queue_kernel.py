@@ -24,7 +24,7 @@ class Hops(NamedTuple):
     units: Ints  # size of each chunk
     slot: Int32s
     chunk: Int32s
-    is_first: Bools  # True if a hop leaves an origin of its chunk
+    waits_for: Int32s  # number of hops that hop t follows: 0 at an origin, several where it sends a sum
     next_of: Int32s  # the hops that follow hop t are `next_of[t]:next_end[t]`
     next_end: Int32s
     key: Floats  # priority among chunks that wait for the same link, the smallest first
@@ -36,6 +36,7 @@ class Hops(NamedTuple):
 class Queues(NamedTuple):
     """Queues of hops that wait for links; `send_along` modifies all fields."""
 
+    waiting: Int32s  # number of hops that each hop still waits for
     queue_of: Ints  # hops that wait for slot e, a heap, are `queue_of[e]:queue_of[e] + queue_size[e]`
     queue_size: Ints
     queue_key: Floats
@@ -80,7 +81,7 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
     events.post_begins(fabric, now)
     num_arrivals = min(hops.most_merged.sum(), len(hops.slot))
     for t in range(len(hops.slot)):
-        if hops.is_first[t]:
+        if not hops.waits_for[t]:
             _wait(fabric, hops, s, now, t, time)
     while True:
         if not events.has_room(fabric, now, num_arrivals):
@@ -121,7 +122,9 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
             else:
                 t = what - num_groups - num_slots
                 for after in range(hops.next_of[t], hops.next_end[t]):
-                    _wait(fabric, hops, s, now, int(np.int64(after)), time)
+                    s.waiting[after] -= 1
+                    if not s.waiting[after]:
+                        _wait(fabric, hops, s, now, int(np.int64(after)), time)
             what = events.next_event(now, time)
     return int(now.scalar[events.FINISH])
 
@@ -130,7 +133,7 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
 def send_in_order(fabric: Fabric, hops: Hops, order: Ints, start: Ints) -> int:
     """Start every hop as early as possible in the given order; returns the finish in ticks.
 
-    - `order`: Hops, each after the hop that brings its chunk.
+    - `order`: Hops, each after those that it waits for.
     - `start`: Zeros; on return the start of each hop in ticks.
     """
     link_free = np.zeros(len(fabric.link), np.int64)
@@ -151,7 +154,7 @@ def send_in_order(fabric: Fabric, hops: Hops, order: Ints, start: Ints) -> int:
         link_free[e] = time + fabric.own_alpha[e] + size * fabric.own_beta[e]
         finish = max(finish, time + took)
         for after in range(hops.next_of[t], hops.next_end[t]):
-            start[after] = time + took
+            start[after] = max(start[after], time + took)
     return int(finish)
 
 
@@ -176,7 +179,7 @@ def join_hops(fabric: Fabric, hop_of: Ints, hops: Hops, into: Ints, took: Ints, 
         for t in range(hop_of[c], hop_of[c + 1]):
             before = into[fabric.src[hops.slot[t]]]
             into[fabric.dst[hops.slot[t]]] = t
-            hops.is_first[t] = before < 0
+            hops.waits_for[t] = before >= 0
             if before >= 0:
                 if hops.next_of[before] == hops.next_end[before]:
                     hops.next_of[before] = t

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.schedule.spill import room_for
 from taccl.synthesis.kernels.events import run_events
-from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints, starts
+from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints, chunk_type_of, starts
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of, counting
 from taccl.synthesis.kernels.queue_kernel import Hops, Queues, join_hops, send_along, send_in_order
 from taccl.synthesis.proposers.router import (
@@ -54,8 +54,6 @@ _TREE_ORDERS = 2
 _WAITING = (0.25, 4.0, 1.0, 16.0)
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
-#: Weights to try for due dates of waiting chunks; the time of a chunk's remaining route has weight 1.
-_TURN_WEIGHTS = (0.5, 1.0)
 #: Rounds of the backward schedule; with more, the due dates of different resources contradict each other.
 _ROUNDS = 2
 VERIFY_US_PER_TRANSFER = 0.2  # estimated CPU microseconds to verify a transfer of a copied chunk
@@ -98,14 +96,16 @@ def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits 
     Each hop has its earliest start in this order.
     """
     steps = _steps(fabric, demand)
-    hops = _make_hops(fabric, demand.units, routes, limits.seed, np.zeros(2, np.int64), steps)
-    return _in_order(fabric, demand, hops, np.argsort(hops.key, kind="stable"), limits)
+    hops = make_hops(fabric, demand.units, routes, limits.seed, steps=steps)
+    return _in_order(fabric, hops, np.argsort(hops.key, kind="stable"), demand.chunk_type, limits)
 
 
-def _in_order(fabric: Fabric, demand: Demand, hops: Hops, order: Ints, limits: Limits = Limits()) -> Sends:
+def _in_order(
+    fabric: Fabric, hops: Hops, order: Ints, chunk_type: type[np.integer[Any]], limits: Limits = Limits()
+) -> Sends:
     """Schedule the hops in the given order, each at its earliest start.
 
-    - `order`: Hops, each after the hop that brings its chunk.
+    - `order`: Hops, each after those that it waits for.
     """
     start = np.zeros(len(hops.slot), np.int64)
     finish = int(send_in_order(fabric, hops, order, start))
@@ -118,7 +118,7 @@ def _in_order(fabric: Fabric, demand: Demand, hops: Hops, order: Ints, limits: L
 
     start_type = np.int32 if finish <= np.iinfo(np.int32).max else np.int64
     link = column(fabric.link[hops.slot], np.int32)
-    return Sends(column(hops.chunk, demand.chunk_type), link, column(start, start_type), finish)
+    return Sends(column(hops.chunk, chunk_type), link, column(start, start_type), finish)
 
 
 def send_together(
@@ -131,7 +131,7 @@ def send_together(
     - `first`, (num_hops,) int64: Priority of hops that wait for the same link, the smallest first.
     - `most_merged`, (num_slots,) int64: Max chunks per send.
     """
-    hops = _make_hops(fabric, units, routes, limits.seed, np.zeros(2, np.int64))
+    hops = make_hops(fabric, units, routes, limits.seed)
     is_urgent = np.zeros(len(first), bool) if routes.urgent is None else routes.urgent
     key = first.astype(np.float64) - (1.0 + first.max(initial=0)) * is_urgent
     hops = hops._replace(key=key, is_urgent=is_urgent, most_merged=most_merged)
@@ -142,34 +142,13 @@ def send_together(
     return found if found.finish_ticks >= 0 else None
 
 
-def send_in_turn(
-    fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
-) -> Sends | None:
-    """Schedule chunks along given routes, early due dates first on each link; None if stopped.
-
-    If chunks wait for the same link, the one with the least due date minus the time of its remaining route
-    goes first; several weights of the due date are tried. So a rank forwards chunks at the rate at which it
-    receives them, rather than all chunks with long routes first.
-
-    - `turn`, (num_chunks,): Due date of each chunk, as a share of the peak time, 0 to 1.
-    """
-
-    def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
-        due = _TURN_WEIGHTS[run] * routes.peak_ticks * turn
-        return send_once(fabric, demand, routes, limit, limits, rule="travel time", due=due)
-
-    steps = sending_ns(fabric, len(routes.slot))
-    return best_of(attempt, limits, len(_TURN_WEIGHTS), steps=steps)
-
-
-def send_at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -> Sends:
+def send_at_earliest(fabric: Fabric, hops: Hops, found: Sends) -> Sends:
     """Re-time the sends of a schedule: earliest starts, in the given order on each link and resource."""
-    hops = _make_hops(fabric, demand.units, routes, 0, np.zeros(2, np.int64))
     by_hop = np.lexsort((hops.slot, hops.chunk))
     by_send = np.lexsort((slots_of(fabric, found), found.chunk))
     start = np.empty(len(by_hop), np.int64)
     start[by_hop] = found.start[by_send]
-    return _in_order(fabric, demand, hops, np.argsort(start, kind="stable"))
+    return _in_order(fabric, hops, np.argsort(start, kind="stable"), found.chunk.dtype.type)
 
 
 def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
@@ -255,7 +234,7 @@ def _send_best(
 
 def travel_ticks(fabric: Fabric, units: Ints, routes: Routes) -> Ints:
     """(num_hops,) least ticks from each hop's start until all ranks that it leads to have the chunk."""
-    hops = _make_hops(fabric, units, routes, 0, np.zeros(2, np.int64))
+    hops = make_hops(fabric, units, routes)
     ticks: Ints = np.ceil(-hops.key).astype(np.int64)
     return ticks
 
@@ -268,14 +247,8 @@ def send_once(
     limits: Limits,
     *,
     rule: str,
-    due: Floats | None = None,
-    begins: Ints | None = None,
 ) -> Sends | None:
-    """One run of the kernel by a rule of `PATH_RULES`; None if it exceeds the limit, or is stopped.
-
-    - `due`, (num_chunks,): Ticks added to the priority keys of each chunk's hops; larger keys go later.
-    - `begins`, (num_slots,): Earliest starts on each link, in ticks.
-    """
+    """One run of the kernel by a rule of `PATH_RULES`; None if it exceeds the limit, or is stopped."""
     latest = {"latest start": latest_starts, "spread": spread_starts}.get(rule)
     num_hops, deadline = len(routes.slot), limits.deadline
     sending, ordering = sending_ns(fabric, num_hops), _ORDER_NS * num_hops
@@ -283,21 +256,39 @@ def send_once(
     under_way = counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending)
     with under_way, deadline.stopping(signal):
         steps = _steps(fabric, demand, rule) if rule in ("in step", "in pairs") else None
-        hops = _make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
+        hops = make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
         if latest is not None and not signal[0]:
             jitter = np.random.default_rng(limits.seed).random(num_hops)
             hops = hops._replace(key=latest(fabric, demand.units, routes, jitter))
     if signal[0]:
         return None
-    if due is not None:
-        hops.key[:] += due[hops.chunk]
-    if routes.urgent is not None and (latest is not None or due is not None):
+    if routes.urgent is not None and latest is not None:
         # These keys ignore the priority.
         hops.key[routes.urgent] -= 1.0 + np.ptp(hops.key)
+    return run_hops(fabric, hops, limits, limit, chunk_type=demand.chunk_type, least_ticks=routes.peak_ticks)
+
+
+def run_hops(
+    fabric: Fabric,
+    hops: Hops,
+    limits: Limits,
+    limit: int,
+    *,
+    chunk_type: type[np.integer[Any]] | None = None,
+    least_ticks: int = 0,
+    begins: Ints | None = None,
+) -> Sends | None:
+    """One run of the kernel by the keys of `hops`; None if it exceeds the limit, or is stopped.
+
+    - `chunk_type`: Integer type for chunk numbers; None for the narrowest.
+    - `least_ticks`: Lower bound on the finish.
+    - `begins`, (num_slots,): Earliest starts on each link, in ticks.
+    """
+    num_hops = len(hops.slot)
     found = run_events(
         lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
-        fabric, limits, limit, steps=sending,
-        doing="queueing sends", chunk_type=demand.chunk_type, least_ticks=routes.peak_ticks, begins=begins,
+        fabric, limits, limit, steps=sending_ns(fabric, num_hops), doing="queueing sends",
+        chunk_type=chunk_type or chunk_type_of(len(hops.units)), least_ticks=least_ticks, begins=begins,
     )  # fmt: skip
     return found if found.finish_ticks >= 0 else None
 
@@ -309,13 +300,19 @@ def slots_of(fabric: Fabric, found: Sends) -> Ints:
     return slot_of_link[found.link]
 
 
-def _make_hops(
-    fabric: Fabric, units: Ints, routes: Routes, seed: int, signal: Ints, steps: Ints | None = None
+def make_hops(
+    fabric: Fabric,
+    units: Ints,
+    routes: Routes,
+    seed: int = 0,
+    signal: Ints | None = None,
+    steps: Ints | None = None,
 ) -> Hops:
     """Hops with priority keys: the longest route ahead first; ties are broken at random, or by `steps`.
 
     The result is invalid if `signal` stopped it.
     """
+    signal = np.zeros(2, np.int64) if signal is None else signal
     chunk = np.repeat(np.arange(len(units), dtype=np.int32), np.diff(routes.hop_of))
     count = len(chunk)
     took = fabric.beta[routes.slot]  # the arrays are large, so they are computed in place
@@ -323,10 +320,10 @@ def _make_hops(
     took += fabric.alpha[routes.slot]
     key = np.random.default_rng(seed).random(count) if steps is None else steps[chunk].astype(np.float64)
     key *= 0.3 * int(took.min(initial=1)) / (1 if steps is None else fabric.num_ranks)
-    is_first, next_of, next_end = np.zeros(count, bool), np.zeros(count, np.int32), np.zeros(count, np.int32)
+    waits_for, next_of, next_end = (np.zeros(count, np.int32) for _ in range(3))
     is_urgent = np.zeros(0, bool) if routes.urgent is None else routes.urgent
     alone = np.ones(fabric.num_slots, np.int64)
-    hops = Hops(units, routes.slot, chunk, is_first, next_of, next_end, key, is_urgent, alone)
+    hops = Hops(units, routes.slot, chunk, waits_for, next_of, next_end, key, is_urgent, alone)
     join_hops(fabric, routes.hop_of, hops, np.empty(fabric.num_ranks, np.int64), took, signal)
     key -= took
     if routes.urgent is not None:
@@ -339,6 +336,7 @@ def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
     port_resource, port_of = _ports(fabric)
     num_ports = len(port_resource)
     return Queues(
+        waiting=hops.waits_for.copy(),
         queue_of=starts(hops.slot, num_slots)[:-1],
         queue_size=np.zeros(num_slots, np.int64),
         queue_key=np.empty(num_hops),

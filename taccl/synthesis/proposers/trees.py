@@ -33,20 +33,17 @@ from taccl.errors import InputError, NoSolutionError
 from taccl.problem.collectives import make
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
-from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule
-from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints, problem_arrays
 from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
-from taccl.synthesis.kernels.limits import Limits, Sends, best_of
+from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.kernels.queue_kernel import send_along
 from taccl.synthesis.proposers.finer import cut, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort
-from taccl.synthesis.proposers.queues import send_at_earliest, send_in_turn, send_once, slots_of
-from taccl.synthesis.proposers.router import Routes
+from taccl.synthesis.proposers.tree_hops import send_in_turn, send_without_gaps, tree_hops
 from taccl.synthesis.search import Search
-from taccl.synthesis.transforms.phases import Phase, join, overlapped, split
+from taccl.synthesis.transforms.phases import Phase, join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
-from taccl.synthesis.trees.packing import tree_counts, tree_routes
+from taccl.synthesis.trees.packing import tree_counts
 from taccl.synthesis.trees.roots import root_shares, with_roots
 from taccl.topology.fabrics import ring
 
@@ -64,9 +61,6 @@ _PAYS = 0.999
 #: Max ratio of a gapless schedule's finish to the best finish, for the gapless schedule to be preferred.
 #: Tiles of a large message can repeat a gapless schedule at the rate of the busiest resource.
 _STEADY = Fraction(1002, 1000)
-#: `_STEADY_WEIGHTS`: weights of due dates to try in waiting chunks' priority; the remaining route's is 1.
-#: `_MOST_DELAYS`: max rounds that delay the first starts on resources with idle gaps.
-_STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
 #: Max share of the tree search's time in which the shares of roots are chosen.
@@ -295,89 +289,16 @@ def along_trees(
     OutOfTime
         If it was stopped.
     """
-    phases, found = _phases(problem, shares), []
-    if gapless and len(phases) > 1:
+    phases = _phases(problem, shares)
+    hops = tree_hops(phases)
+    if hops is None:
         return None
-    for phase in phases:
-        fabric, demand = problem_arrays(phase.problem)
-        trees = tree_routes(phase.problem, fabric)
-        if trees is None:
-            return None
-        send = send_without_gaps if gapless else send_in_turn
-        sends = send(fabric, demand, trees.routes, trees.turn, limits)
-        if sends is None and gapless:
-            return None
-        if sends is None:
-            raise OutOfTime("stopped before there was a schedule along trees")
-        columns = sends.chunk, narrow(sends.link), sends.start
-        found.append(Schedule(phase.problem, *columns, producer="spanning trees"))
-    joined = overlapped(join(problem, found, retimed=False))
+    sends = send_without_gaps(hops, limits) if gapless else send_in_turn(hops, limits)
+    if sends is None and gapless:
+        return None
+    if sends is None:
+        raise OutOfTime("stopped before there was a schedule along trees")
+    is_whole = len(phases) > 1  # both phases in one run
+    found = hops.schedule(problem if is_whole else phases[0].problem, sends)
+    joined = found if is_whole else join(problem, [found], retimed=False)
     return joined if joined.num_transfers > MANY else joined.in_order()
-
-
-def send_without_gaps(
-    fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
-) -> Sends | None:
-    """Best schedule in which no resource's span, from first to last use, exceeds the busiest one's busy time.
-
-    The tiles of a large message can then follow one another at the rate of the busiest resource. Resources
-    that idle between sends begin later. None if no such schedule is found. Further weights of due dates are
-    tried until one finishes by the target of `limits`.
-    """
-
-    def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
-        due = _STEADY_WEIGHTS[run] * routes.peak_ticks * turn
-        return _gapless(fabric, demand, routes, due, limits)
-
-    return best_of(attempt, limits, len(_STEADY_WEIGHTS))
-
-
-def _gapless(fabric: Fabric, demand: Demand, routes: Routes, due: Floats, limits: Limits) -> Sends | None:
-    """Schedule without idle gaps (see `send_without_gaps`); None if none is found in `_MOST_DELAYS` rounds.
-
-    - `due`, (num_chunks,): Due date of each chunk in ticks.
-    """
-    begins = np.zeros(fabric.num_slots, np.int64)
-    for _ in range(_MOST_DELAYS):
-        found = send_once(fabric, demand, routes, 2**62, limits, rule="travel time", due=due, begins=begins)
-        if found is None:
-            break
-        late = _late_begins(fabric, int(demand.units[0]), found)
-        if late is None:
-            return send_at_earliest(fabric, demand, routes, found)
-        begins = np.maximum(begins, late)
-    return None
-
-
-def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
-    """(num_slots,) earliest starts on links, in ticks, delayed to remove idle time; None if there is none.
-
-    A link or resource has idle time if the span from its first to its last use exceeds the busy time of the
-    busiest one. Its uses then start later by the difference.
-
-    - `size`: Size of every chunk.
-    """
-    num_slots, slot = fabric.num_slots, slots_of(fabric, found)
-    count, start = np.bincount(slot, minlength=num_slots), found.start.astype(np.int64)
-    first, last = np.full(num_slots, 2**62), np.full(num_slots, -(2**62))
-    np.minimum.at(first, slot, start)
-    np.maximum.at(last, slot, start)
-    own, took = fabric.own_alpha + size * fabric.own_beta, fabric.alpha + size * fabric.beta
-    user = np.repeat(np.arange(num_slots), np.diff(fabric.hold_of))
-    held = fabric.hold_alpha + size * fabric.hold_beta
-    lead = np.where(fabric.hold_receives, took[user] - held, 0)
-    # Busy ticks of all links, followed by those of all shared resources.
-    load = np.concatenate((count * own, np.zeros(fabric.num_resources, np.int64)))
-    begin = np.concatenate((first, np.full(fabric.num_resources, 2**62)))
-    end = np.concatenate((last + own, np.full(fabric.num_resources, -(2**62))))
-    resource = num_slots + fabric.hold_resource
-    np.add.at(load, resource, count[user] * held)
-    np.minimum.at(begin, resource, first[user] + lead)
-    np.maximum.at(end, resource, last[user] + lead + held)
-    over = np.where(load > 0, end - begin - load.max(), 0)
-    if (over <= 0).all():
-        return None
-    begin = np.where(over > 0, begin + over, 0)
-    late = begin[:num_slots].copy()
-    np.maximum.at(late, user, begin[resource] - np.where(over[resource] > 0, lead, 0))
-    return late

@@ -85,12 +85,22 @@ def test_a_given_number_of_chunks_is_kept():
 
 
 @pytest.mark.slow
-def test_no_resource_waits_longer_than_the_busiest_works():
+@pytest.mark.parametrize(
+    ("name", "topology"), [("allgather", uneven()), ("allreduce", taccl.topologies.hypercube(3))]
+)
+def test_no_resource_waits_longer_than_the_busiest_works(name, topology):
     """The steady-state interval of tiles equals the load of the busiest resource."""
-    collective = taccl.collectives.allgather(4, chunks_per_rank=12)
-    problem = taccl.make_problem(uneven(), collective, size_bytes="400MB")
+    problem = taccl.make_problem(topology, name, size_bytes="400MB", chunks_per_rank=12)
     steady = taccl.initiation_interval(along_trees(problem, gapless=True))
     assert steady.interval == steady.busiest_load
+
+
+def test_both_phases_of_an_allreduce_leave_no_link_idle():
+    """On a ring of four, links send sums while others wait, and the finish is the load of each link."""
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allreduce", size_bytes="400MB", chunks_per_rank=8)
+    found = along_trees(problem)
+    assert verify(found).ok
+    assert found.finish == taccl.initiation_interval(found).busiest_load
 
 
 def test_chunks_for_some_ranks_alone_take_no_spanning_trees():
