@@ -56,7 +56,7 @@ _FEW_SENDS = 10_000
 #: `_SHARE`: share of the time left for the search for trees.
 #: `_LEAST_S`: min CPU seconds for the search for trees, up to the share `_MOST_SHARE` of the time left.
 _SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
-#: Max ratio of the finish in finer chunks to the best finish so far that counts as a gain.
+#: Max ratio of the finish in finer chunks to the finish at the last gain that counts as a gain.
 _PAYS = 0.999
 #: Max ratio of a gapless schedule's finish to the best finish, for the gapless schedule to be preferred.
 #: Tiles of a large message can repeat a gapless schedule at the rate of the busiest resource.
@@ -115,6 +115,7 @@ def offer_trees(search: Search) -> Search | None:
     least_s = min(_LEAST_S * busy_factor(), _MOST_SHARE * left_s)
     until = search.deadline.sooner(max(_SHARE * left_s, least_s))
     best, said, idle = None, "", 0
+    gained: Fraction | None = None
     search.report("spanning trees")
     kept = search.kept_at_ctrl_c(lambda: _holding(search, best, said))
     with suppress(NoSolutionError, InputError), kept, until.enforced():  # NoSolutionError includes OutOfTime
@@ -124,8 +125,8 @@ def offer_trees(search: Search) -> Search | None:
             found = along_trees(problem, Limits(until, seed=search.options.seed), shares=shares)
             if found is None:
                 break
-            if best is None or found.finish < _PAYS * best.finish:
-                idle = 0
+            if gained is None or found.finish < _PAYS * gained:
+                gained, idle = found.finish, 0
             elif found.num_transfers > _FEW_SENDS:
                 idle += 1
             if (best is None or found.finish < best.finish) and verify(found).ok:
