@@ -102,9 +102,7 @@ def main() -> int:
     cases = [" ".join(parts) for parts in product(MACHINES, map("x{}".format, NODES), COLLECTIVES, GAPS)]
     stored = {row["case"]: row for row in with_stored(options.output, [], "case")}
     rows = (
-        stored[case]
-        if options.stored
-        else measured(case, limit_s=options.time_limit, others=options.others)
+        stored[case] if options.stored else measured(case, limit_s=options.time_limit, others=options.others)
         for case in cases
         if wanted(case, options.machine) and (case in stored or not options.stored)
     )

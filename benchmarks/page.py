@@ -171,8 +171,8 @@ def _nodes(data: dict[str, Any]) -> str:
     )  # fmt: skip
     busy = sum(row["load"] is None for row in rows)
     said = (
-        f"Largest gap of allreduce, allgather and reduce-scatter within {data['limit_s']:g} s, with its limit "
-        "in the heading. The bound is that for the result's number of chunks per rank. "
+        f"Largest gap of allreduce, allgather and reduce-scatter within {data['limit_s']:g} s, with its "
+        "limit in the heading. The bound is that for the result's number of chunks per rank. "
         f"{len(rows) - len(missed)} of {len(rows)} rows meet their limit."
     )
     if busy:
