@@ -117,9 +117,7 @@ class Precedence:
         }  # fmt: skip
         self.num_sends = self.num_events = len(first)
         self.link: list[int] = link[first].tolist()
-        self.chunk: list[int] = chunk.tolist()
-        self.reduce: list[bool] = reduce.tolist()
-        self.send: list[int] = send.tolist()
+        self._send = send
         self._set_times(chunk, link[first], send, start, None if end is None else end[first])
         self._blocks: list[Sequence[Ints]] = []
         self._single: list[tuple[int, ...]] = []
@@ -169,6 +167,24 @@ class Precedence:
         return found
 
     @cached_property
+    def send(self) -> list[int]:
+        """Send of each transfer."""
+        found: list[int] = self._send.tolist()
+        return found
+
+    @cached_property
+    def chunk(self) -> list[int]:
+        """Chunk of each transfer."""
+        found: list[int] = self._columns["chunk"].tolist()
+        return found
+
+    @cached_property
+    def reduce(self) -> list[bool]:
+        """True for each transfer that is a reduction."""
+        found: list[bool] = self._columns["reduce"].tolist()
+        return found
+
+    @cached_property
     def levels(self) -> Levels:
         """Events in topological levels of the waits."""
         return Levels(self.num_events, self.waits.source, self.waits.target, self.waits.tile > 0)
@@ -190,10 +206,10 @@ class Precedence:
         - `start`, (num_events,) or (num_sends,): Starts in ticks of `problem`, whose costs give the
           durations.
         """
-        begin = np.asarray(start)[self.send]
+        begin = np.asarray(start)[self._send]
         return make_schedule(
-            problem or self.problem, **self._columns, group=self.send, start=begin,
-            end=begin + np.array(self.duration)[self.send], producer=producer,
+            problem or self.problem, **self._columns, group=self._send, start=begin,
+            end=begin + self._durations[self._send], producer=producer,
         )  # fmt: skip
 
     def wait(
@@ -294,7 +310,7 @@ class Precedence:
 
     def _reads_and_arrivals(self) -> tuple[Events, Events]:
         chunk, link = (np.asarray(self._columns[name], np.int64) for name in ("chunk", "link"))
-        return events_of(self.own, chunk, link, np.array(self.send, np.int64))
+        return events_of(self.own, chunk, link, self._send)
 
     def _require(self, is_held: Flags, place: Ints) -> None:
         """Raise `InputError` if some rank sends a chunk that it does not hold."""
