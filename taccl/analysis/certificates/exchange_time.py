@@ -23,8 +23,10 @@ from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.gathering import hub_of, trees_of
 from taccl.analysis.certificates.finding.horizons import HorizonSearch
+from taccl.analysis.certificates.finding.lowest_prices import lowest_prices, swing
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.hub_time import (
+    FACTOR,
     Port,
     are_admitted,
     costs_of,
@@ -36,9 +38,8 @@ from taccl.problem.problem import Problem
 
 #: Max number of ranks of a node, of nodes, and of cells of the grid of times in a witness.
 _MOST_IN_NODE, _MOST_NODES, _MOST_CELLS = 16, 64, 800
-#: `_FACTOR`: integer value of the factor 1.
-#: `_PRICE`: sum of the prices of all pairs of ranks in two different nodes, as the search sets them.
-_FACTOR, _PRICE = 10**6, 10**5
+#: Sum of the prices of all pairs of ranks in two different nodes, as the search sets them.
+_PRICE = 10**5
 #: Cost that stands for infinity: it exceeds the sum of the prices of all pairs that a send can serve.
 _TOO_MUCH = 2**46
 #: Gain of a send that is not bounded: it exceeds all gains, and twice it fits in 64 bits.
@@ -53,8 +54,6 @@ _SHARES = 8
 #: `_LOW`, `_END`: lowest price, as a share of that at the start, and time of the end over that of the fall.
 _HEIGHTS, _LOW, _END = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), 0.08, 1.2
 _FALLS = (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 2.7, 3.3, 4.0, 5.0)
-#: Number of times that the search lowers the prices of NICs.
-_LOWERED = 5
 #: Grids, coarse to fine: (number of cells, first and least step of the search for the longest horizon). Steps
 #: are shares of the horizon.
 _GRIDS = ((180, (0.08, 0.01)), (340, (0.016, 0.004)), (640, (0.008, 0.001)))
@@ -199,7 +198,7 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
     # Price of a pair of ranks, rounded up, at which the bytes of all pairs cost as much as all ports' time.
     ports = Fraction(2 * nodes.number * nodes.size * twice_priced(witness.port_prices), nodes.port.beta)
     total = ports + Fraction(nodes.nics * twice_priced(witness.nic_prices), nodes.nic.beta)
-    pair = math.ceil(_FACTOR * total * grid.cell / (2 * nodes.units * nodes.pairs))
+    pair = math.ceil(FACTOR * total * grid.cell / (2 * nodes.units * nodes.pairs))
     most = nodes.number * nodes.size**2
     early = _num_early(nodes, grid, cells)
     if pair * most * nodes.size * (nodes.number - 1) >= _TOO_MUCH or 2 * early > cells + 1:
@@ -354,47 +353,12 @@ class _Search(HorizonSearch["ExchangeTime"]):
         pair = _PRICE / nodes.size**2
         times = np.arange(priced + 1) * float(grid.cell / nodes.port.idle) / fall
         ports = np.rint(height * pair * np.maximum(_LOW, 1 - times)).astype(np.int64) + 1
-        factors = highest_factors(alpha, priced, _swing(ports))
+        factors = highest_factors(alpha, priced, swing(ports))
         costs = _costs_of_ports(ports.tolist(), factors, math.floor(alpha))
         sharing = nodes.size * (nodes.number - 1)
-        worth = _worth(nodes, grid, cells, costs, round(pair * _FACTOR)) / (sharing * _FACTOR)
-        # Start from the prices that holds of length 0 need.
-        # A few times, multiply each price by the largest ratio of gain to cost of any hold over its time.
-        # At last, multiply all prices by the largest ratio of any hold.
-        nics = _whole(np.diag(worth))
-        for again in range(_LOWERED, -1, -1):
-            if again in (0, 1, _LOWERED):  # prices differ little between the others
-                nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
-            needed = worth / _costs_near(nics, nic_factors, math.floor(nic_alpha))
-            if again:
-                needed = np.maximum.accumulate(needed, axis=0)
-                needed = np.diag(np.maximum.accumulate(needed[:, ::-1], axis=1)[:, ::-1])
-            nics = _whole(nics * (needed if again else needed.max()))
+        worth = _worth(nodes, grid, cells, costs, round(pair * FACTOR)) / (sharing * FACTOR)
+        nics, nic_factors = lowest_prices(worth, nic_alpha)
         total = 2 * nodes.number * nodes.size * twice_priced(ports.tolist()) / nodes.port.beta
         total += nodes.nics * twice_priced(nics.tolist()) / nodes.nic.beta
-        nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
         found = ExchangeTime(whole, tuple(ports.tolist()), factors, tuple(nics.tolist()), nic_factors)
         return total * float(grid.cell) / (2 * nodes.units * nodes.pairs * pair * (1 + 1e-6)), found
-
-
-def _costs_near(prices: NDArray[np.int64], factors: Sequence[int], least: int) -> NDArray[np.float64]:
-    """Costs as those of `costs_of`, without rounding and in units of a price; infinite for no hold."""
-    lengths = np.maximum(np.arange(-len(prices) + 1, len(prices)), 0)
-    each = np.array(factors)[lengths] / (2 * _FACTOR * np.maximum(lengths, 1))
-    each[: len(prices) - 1 + least] = np.inf
-    each = np.lib.stride_tricks.sliding_window_view(each, len(prices))[::-1]
-    twice = np.concatenate(([0], np.cumsum(prices[1:] + prices[:-1])))
-    areas = (twice - twice[:, None]).astype(float)
-    np.fill_diagonal(areas, 2 * prices)
-    areas *= each
-    return areas
-
-
-def _whole(prices: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Integers that exceed the prices by 1 to 2, and by a relative 1e-6, as a margin for rounding."""
-    return np.ceil(prices * (1 + 1e-6)).astype(np.int64) + 1
-
-
-def _swing(prices: NDArray[np.int64]) -> float:
-    """Largest difference between neighbouring prices, divided by the lowest price."""
-    return float(np.abs(np.diff(prices)).max() / prices.min())

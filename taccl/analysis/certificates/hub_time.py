@@ -31,7 +31,7 @@ _MOST_RANKS = 16
 #: Max number of cells of the grid of times in a witness.
 _MOST_CELLS = 400
 #: Integer value of the price 1, and of the factor 1.
-_PRICE, _FACTOR = 1000, 10**6
+_PRICE, FACTOR = 1000, 10**6
 #: Largest factor of a hold in a witness.
 _MOST_FACTOR = 10**9
 #: Prices to try fall from the start to a constant, and rise symmetrically to the end.
@@ -180,7 +180,7 @@ def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
         found.append(found[-1] + rise)
     found += found[-1:] * math.floor(alpha)  # no hold is that short
     # Rounding lengthens the difference of two factors by 1 at most.
-    rounded = (int(factor * _FACTOR * (1 - 1e-6) - swing / 4) for factor in reversed(found))
+    rounded = (int(factor * FACTOR * (1 - 1e-6) - swing / 4) for factor in reversed(found))
     return tuple(min(factor, _MOST_FACTOR) for factor in rounded)
 
 
@@ -220,7 +220,7 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
         return False
     budget = twice_priced(prices)
     # Price of a pair of ranks, rounded up, at which the bytes of all pairs cost as much as the ports' time.
-    pair = math.ceil(_FACTOR * budget * cell / (2 * port.beta * units * (num_ranks - 1)))
+    pair = math.ceil(FACTOR * budget * cell / (2 * port.beta * units * (num_ranks - 1)))
     least, shift = math.floor(port.alpha / cell), math.floor(port.idle / cell)
     costs = costs_of(prices, witness.factors, least)
     if pair >= NEVER // num_ranks**2:
@@ -269,13 +269,13 @@ def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction)
     # Arithmetic is on whole numbers: times are multiples of a cell / `unit`, and factors are in millionths.
     unit = math.lcm(alpha.denominator, 4 * swing.denominator)
     least, quarter = int(alpha * unit), int(swing / 4 * unit)
-    most = least * unit * _FACTOR
+    most = least * unit * FACTOR
     for length in range(math.floor(alpha), cells):
         fall, rest = factors[length] - factors[length + 1], length * unit - least
         if fall < 0:
             return False
         # Check that ``level - fall * u <= alpha / u`` for u from `low` to `high`; u is the length less alpha.
-        level = (factors[length] - _FACTOR) * unit + fall * (quarter + rest)
+        level = (factors[length] - FACTOR) * unit + fall * (quarter + rest)
         low, high = max(rest, 0), rest + unit
         between = 2 * fall * low < level < 2 * fall * high and level * level > 4 * fall * most
         if between or any((level - fall * u) * u > most for u in (low, high)):
