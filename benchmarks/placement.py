@@ -14,6 +14,7 @@ import itertools
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -198,6 +199,7 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all; others are kept")
     parser.set_defaults(output=Path(__file__).parent / "results" / "placement.json")
     options = parser.parse_args()
+    warnings.simplefilter("ignore", taccl.AssumptionWarning)
     chosen = [(part, *PARTS[part]) for part in options.part or PARTS]
     found = {part: shown(columns, make()) for part, make, columns in chosen}
     before = json.loads(options.output.read_text()) if options.output.exists() else {}

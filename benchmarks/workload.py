@@ -15,7 +15,7 @@ Examples
 --------
     python -m benchmarks.workload
     python -m benchmarks.workload --machine a100 --case adam
-    python -m benchmarks.workload --output benchmarks/results/workload.json
+    python -m benchmarks.workload --output benchmarks/results/workload.json  # keeps other stored rows
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import taccl
-from benchmarks.report import parser_of, shown, summed_up, wanted
+from benchmarks.report import parser_of, shown, summed_up, wanted, with_stored
 from taccl import Workload
 from taccl.workload import autotransform, overlap, schedule_workload
 from taccl.workload.autotransform import fused, overlapped, sharded
@@ -273,13 +273,14 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=300.0, help="seconds of each search")
     options = parser.parse_args()
     warnings.simplefilter("ignore", taccl.NumericsWarning)
-    rows = (
+    found = (
         row
         for where, case in product(MACHINES, options.case or ["even", *CASES])
         if wanted(where, options.machine)
         for row in (even(where) if case == "even" else [measured(case, where, limit_s=options.time_limit)])
     )
-    return summed_up(options.output, {"rows": shown(COLUMNS, rows, head="(times in us)")})
+    rows = with_stored(options.output, shown(COLUMNS, found, head="(times in us)"), "case", "machine")
+    return summed_up(options.output, {"rows": rows})
 
 
 if __name__ == "__main__":
