@@ -30,6 +30,7 @@ class Limits:
     target_ticks: int = 0  # finish at which the search stops, such as a lower bound
     num_runs: int | None = None  # max runs; None for as many as help
     seed: int = 0
+    order_s: float = math.inf  # max estimated CPU seconds to order sends; above it, a simple order is used
     # Folder of unnamed files for columns of sends; None to keep these columns in memory.
     spill_dir: str | os.PathLike[str] | None = None
     parameters: SearchParameters = DEFAULTS

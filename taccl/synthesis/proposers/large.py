@@ -93,6 +93,7 @@ def schedule_large(
     deadline: Deadline = NEVER,
     seed: int = 0,
     num_runs: int | None = None,
+    order_s: float = math.inf,
     spill_dir: str | os.PathLike[str] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Schedule:
@@ -102,6 +103,7 @@ def schedule_large(
     - `target_ticks`: Finish at which the search may stop, such as a lower bound.
     - `time_limit_s`: Seconds after which no further run starts; the deadline also stops a run under way.
     - `num_runs`: Max number of rules and seeds to try; None for each rule once.
+    - `order_s`: As in `Limits`.
     - `spill_dir`: Folder for unnamed temporary files that hold the schedule's columns during the search; None
       for memory.
 
@@ -110,7 +112,10 @@ def schedule_large(
     phases = split(problem)
     share = _PHASE_SHARE if len(phases) > 1 else 1.0
     limit_s = math.inf if time_limit_s is None else share * time_limit_s
-    limits = Limits(deadline, None, target_ticks // len(phases), num_runs, seed, spill_dir, parameters)
+    target_ticks //= len(phases)
+    limits = Limits(
+        deadline, None, target_ticks, num_runs, seed, order_s, spill_dir=spill_dir, parameters=parameters
+    )
     merges = merges and spill_dir is None and _may_merge(problem, parameters)
     known: list[_Scheduled] = []
     found: Iterator[Any] = (

@@ -40,6 +40,10 @@ _PATIENT_RANKS = 1_000
 #: `_VERIFY_SHARE`: max share of the time left for verification.
 #: `_BRIEF_S`: seconds of verification that are always allowed.
 _VERIFY_SHARE, _BRIEF_S = 0.5, 0.5
+#: `_SHORT_S`: limit in seconds below which the size alone decides how the first schedule orders its sends.
+#: `_ORDER_SHARE`: max share of the limit for that. On two cores beside four busy processes, a command takes
+#: about 3.5 s for each second of CPU; loading, paths and verification need twice the time of the order.
+_SHORT_S, _ORDER_SHARE = 10.0, 0.15
 
 
 def search_large(search: Search) -> None:
@@ -88,9 +92,11 @@ def offer_compiled(
         deadline = search.patience.later(search.parameters.large.grace_s if late_s is None else late_s)
         if num_runs == 1:  # the first run may take all the time
             budget_s = max(budget_s, search.deadline.left_s)
-    seed = search.options.seed
+    seed, order_s = search.options.seed, _first_order_s(search) if is_first else math.inf
     try:
-        found = _found(search, problem, deadline, time_limit_s=budget_s, seed=seed, num_runs=num_runs)
+        found = _found(
+            search, problem, deadline, time_limit_s=budget_s, seed=seed, num_runs=num_runs, order_s=order_s
+        )
     except OutOfTime:
         search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
         return
@@ -102,6 +108,17 @@ def offer_compiled(
     whole = found if problem is search.problem else found.under(search.problem)
     finish = search.offer_whole(whole, producer=COMPILED, verified=is_known)
     search.record("greedy", "compiled", "done", since, finish_us=finish)
+
+
+def _first_order_s(search: Search) -> float:
+    """Max estimated CPU seconds to order the sends of a first schedule.
+
+    The limit and the size decide, not the time left, so that a busy machine finds the same schedule. Long
+    limits have time for other orders.
+    """
+    options = search.options
+    limit_s = options.ends_s - options.began_s + options.delay_s
+    return _ORDER_SHARE * limit_s if limit_s < _SHORT_S else math.inf
 
 
 def _found(

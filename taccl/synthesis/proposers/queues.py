@@ -74,8 +74,11 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     own = find_own_paths(fabric, demand, limits)
     if own is not None and own.peak_ticks < routes.peak_ticks:
         find, routes = partial(find_trees, fabric, demand), own
+    order_s = sending_ns(fabric, len(routes.slot)) / 10**9
+    if order_s > limits.order_s:
+        return send_at_once(fabric, demand, routes, limits)
     routes = reroute(fabric, demand, routes, limits)
-    takes_s = busy_factor() * sending_ns(fabric, len(routes.slot)) / 10**9
+    takes_s = busy_factor() * order_s
     left_s, simple = (limits.until or limits.deadline).left_s, None
     if left_s < takes_s:
         simple = send_at_once(fabric, demand, routes, limits)

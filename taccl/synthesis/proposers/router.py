@@ -226,13 +226,15 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
     """Reroute chunks on overloaded resources one by one; return the given routes if none are better.
 
     It helps if few of many chunks are large, as in skewed exchanges: shared trees offer too few paths for the
-    large chunks.
+    large chunks. It must leave the time to order the sends.
     """
     is_good = routes.peak_ticks <= limits.target_ticks
     passes = _EVENING + _LOWERING_PEAKS
     most_steps = min(2 * _MOST_OWN_STEPS, len(passes) * search_steps(fabric, demand))
     takes_s = most_steps * _REROUTED_LINK_NS / 10**9
-    is_late = (limits.until or limits.deadline).left_s < _MARGIN * busy_factor() * takes_s
+    order_s = sending_ns(fabric, len(routes.slot)) / 10**9
+    left_s = (limits.until or limits.deadline).left_s / busy_factor()
+    is_late = left_s < _MARGIN * takes_s + order_s or limits.order_s < takes_s + order_s
     if is_good or is_late or demand.num_chunks * fabric.num_ranks > MOST_REROUTED:
         return routes
     nets, signal = _nets(fabric, demand), np.array([0, 0, -1])

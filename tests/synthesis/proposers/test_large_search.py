@@ -49,6 +49,20 @@ FEW = SearchParameters.from_dict({"choice": {"most_hops": 1000}})
 synthesize = partial(taccl.synthesize, parameters=FEW)
 
 
+@pytest.mark.parametrize(("limit_s", "is_simple"), [(5.0, True), (20.0, False)])
+def test_the_size_decides_how_a_first_schedule_orders_its_sends(monkeypatch, limit_s, is_simple):
+    """Within a short limit, the size decides whether sends go in a simple order, not the time left."""
+    monkeypatch.setattr(large_search, "_ORDER_SHARE", 0.0)  # any order takes longer than this share
+    problem = make_problem(topologies.mesh(4, 4), "alltoall", size_bytes=10**6, chunks_per_rank=1)
+    now_s = time.monotonic()
+    search = Search(problem, Options(began_s=now_s, ends_s=now_s + limit_s), Deadline.after(AMPLE_S))
+    large_search.offer_compiled(search, budget_s=AMPLE_S, num_runs=1)
+    fabric, demand = large.problem_arrays(problem)
+    simple = queues.send_at_once(fabric, demand, router.find_paths(fabric, demand))
+    assert (search.best.finish_ticks == simple.finish_ticks) == is_simple
+    assert search.best.finish_ticks <= simple.finish_ticks
+
+
 def test_phases_that_are_alike_are_searched_once(monkeypatch):
     """The copies of an allreduce take over the schedule of its sums if links look alike in both phases.
 

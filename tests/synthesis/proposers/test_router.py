@@ -234,6 +234,7 @@ def test_rerouted_chunks_relieve_the_busiest_part():
     fabric, demand, _ = skewed(2, "zipf:1.2")
     shared = find_paths(fabric, demand)
     assert reroute(fabric, demand, shared, Limits(until=Deadline.after(-1))) is shared, "the time is over"
+    assert reroute(fabric, demand, shared, Limits(order_s=0.0)) is shared, "the sends must be ordered, too"
     own = reroute(fabric, demand, shared)
     assert own.peak_ticks < 0.75 * shared.peak_ticks
     assert (own.chunk[np.append(True, np.diff(own.chunk) > 0)] == np.arange(demand.num_chunks)).all()
