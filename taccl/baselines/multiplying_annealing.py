@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: `_SHARE`: max share of the time left for annealing.
 #: `_COMPILE_S`: CPU seconds to compile the kernel, if that was not done before.
 #: `_LEAST_S`: min CPU seconds for annealing once the kernel is loaded, which takes 0.2 s of CPU.
-_AT_ONCE, _COLD, _SHARE, _COMPILE_S, _LEAST_S = 10_000, 0.000_02, 0.95, 3.0, 0.06
+_AT_ONCE, _COLD, _SHARE, _COMPILE_S, _LEAST_S = 10_000, 0.000_02, 0.95, 3.0, 0.1
 _VERBS = {"scatter": SCATTER, "sum": SUM, "gather": GATHER}
 
 

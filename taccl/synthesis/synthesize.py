@@ -101,7 +101,7 @@ def synthesize(
         to half), so that a schedule exists. The other baselines run in the time that the search leaves. Work
         under way at the end is stopped. If no schedule exists by then, the search continues for up to ten
         seconds. On a busy machine, the first baselines have the CPU time that an idle one would give them,
-        and end at most 1 s after the limit.
+        and end at most 1.7 s after the limit.
     idle_share : float, optional
         Share of the elapsed time, above 0 and below 1, after which improvement ends if it found nothing
         better. Default: a third if `time_limit_s` is None; otherwise improvement may use the whole time.

@@ -79,9 +79,14 @@ def offer_estimated(search: Search) -> Search | None:
         return None
     forms = _Forms(search, open_problem)
     forms.estimate()
-    forms.build_earliest()
     improve = forms.improve_batches if forms.mixed is None else forms.improve_mix
     steps = [improve, forms.send_separately]
+    if forms.anneals_at_once:  # without the schedule that this replaces
+        with suppress(InputError, OutOfTime):
+            improve()
+        steps.remove(improve)
+    if forms.best is None:
+        forms.build_earliest()
     if forms.has_no_time_for_both:
         steps.reverse()
     for step in steps if forms.best is not None else ():
@@ -147,6 +152,17 @@ class _Forms:
     def is_postponed(self) -> bool:
         """True if baselines may be late, so that no time is left for the search."""
         return self.deadline.at_s > self.search.options.ends_s
+
+    @property
+    def anneals_at_once(self) -> bool:
+        """True if baselines may be late, and there is time to improve a mixed plan, the earliest form."""
+        if self.mixed is None or not self.is_postponed or self.mixed.us > self.merged[-1].us:
+            return False
+        return self._anneals_s(self.to_mix[0]) <= self.mixes_share * self.left_s(self.deadline)
+
+    def _anneals_s(self, problem: Problem) -> float:
+        """Estimated seconds of a short annealing, and to build and verify its plan in a problem's chunks."""
+        return _mix_s(problem) + busy_factor() * _FIRST_RUN_S
 
     @property
     def mixes_share(self) -> float:
@@ -244,8 +260,8 @@ class _Forms:
         """
         latest = self.at_least(self.deadline)
         ends_at = latest.sooner(self.mixes_share * self.left_s(self.deadline))
-        left_s, first_run_s = ends_at.left_s, busy_factor() * _FIRST_RUN_S
-        able = [each for each in self.to_mix if _mix_s(each) + first_run_s <= left_s]
+        left_s = ends_at.left_s
+        able = [each for each in self.to_mix if self._anneals_s(each) <= left_s]
         fit = [each for each in able if _mix_s(each) <= _MIX_BUILD_SHARE * left_s] or able[-1:]
         if not fit or (self.is_postponed and not self._may_gain_by_annealing(fit[0])):
             self.skipped.append("annealing of mixed plans")

@@ -417,14 +417,14 @@ def test_a_search_without_a_schedule_advises_more_time(monkeypatch):
 @pytest.mark.parametrize(
     ("factor", "limit_s", "delay_s", "late_s"),
     [
-        (1.0, 2.0, 0.0, 0.0), (1.2, 2.0, 0.0, 0.4), (1.2, 0.5, 0.3, 0.46), (3.0, 2.0, 0.0, 1.15),
-        (20.0, 2.0, 0.0, 0.0),
+        (1.0, 2.0, 0.0, 0.0), (1.2, 2.0, 0.0, 0.4), (1.2, 0.5, 0.3, 0.46), (3.0, 2.0, 0.0, 1.46),
+        (30.0, 2.0, 0.0, 0.0),
     ],
 )  # fmt: skip
 def test_baselines_may_be_late_on_a_busy_machine(monkeypatch, factor, limit_s, delay_s, late_s):
-    """Baselines have the CPU time that an idle machine would give them, up to about a second past the limit.
+    """Baselines have the CPU time that an idle machine would give them, up to 1.7 s past the limit.
 
-    A delay before the search counts. The verb's end reduces that second, by more on a busier machine.
+    A delay before the search counts. The verb's end is part of these seconds, more on a busier machine.
     Proposers that follow end at the limit.
     """
     monkeypatch.setattr(table, "_END_S_PER_LINK", 0.0)

@@ -346,6 +346,35 @@ def test_late_mixed_plans_leave_time_for_other_baselines(left_s, ends_s, share, 
     assert forms.mixes_share == pytest.approx(share, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("is_late", "fails", "built"), [(True, False, 0), (True, True, 1), (False, False, 1)]
+)
+def test_late_annealing_replaces_the_first_mixed_plan(is_late, fails, built, monkeypatch):
+    """If baselines may be late, the equal parts of a mixed plan are built only if annealing finds nothing."""
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
+    options = Options(ends_s=time.monotonic() + (0 if is_late else 2000))
+    search = Search(problem.in_its_chunks, options, Deadline.after(1000), asked=problem)
+    found = taccl.baselines.ring(search.problem, cut=False)
+    made: list[str] = []
+
+    def anneal(forms):
+        if not fails:
+            forms.best = search.beside(search.problem, best=found)
+
+    def build(forms):
+        made.append("equal parts")
+        forms.best = forms.best or search.beside(search.problem, best=found)
+
+    for name, step in (
+        ("improve_mix", anneal),
+        ("build_earliest", build),
+        ("send_separately", lambda _: None),
+    ):
+        monkeypatch.setattr(estimating._Forms, name, step)
+    assert estimating.offer_estimated(search).best is found
+    assert len(made) == built
+
+
 @pytest.mark.parametrize(("build_s", "is_searched"), [(400, True), (599.99, False)])
 def test_a_mixed_plan_in_the_coarsest_chunks_needs_time_for_a_short_search_only(
     build_s, is_searched, monkeypatch
