@@ -49,6 +49,7 @@ from taccl.synthesis.proposers.finer import (
 )
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.merged import gathers_or_scatters, offer_merged
+from taccl.synthesis.proposers.priced_trees import offer_priced_trees, sums_of_some
 from taccl.synthesis.proposers.ruin import ruin_and_recreate
 from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
@@ -191,6 +192,13 @@ def _until_last(search: Search) -> Deadline:
     return search.deadline.sooner(min(left_s - kept_s, search.idle_s))
 
 
+def _ruin_finer(search: Search) -> None:
+    """Ruin and recreate on the earliest schedule, if it is not in the chunks of the main search."""
+    earliest = search.earliest_search
+    if not earliest.choice and suits_improvement(earliest.problem):
+        ruin_and_recreate(earliest)
+
+
 def _exchange_finer(search: Search) -> None:
     """Exchange partial sums in the earliest schedule, if its chunks are not those of the main search."""
     earliest = search.earliest_search
@@ -329,6 +337,7 @@ SECOND: tuple[Turn, ...] = (
     Turn(OwnProposer("pipelined chains", offer_chains, _derives), _is_free),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(_TREES, _may_grow_trees_first, no_time, improves=True),
+    Turn(OwnProposer("priced trees", offer_priced_trees, sums_of_some), _is_free, improves=True),
 )
 #: Proposers between the choice of the number of chunks and the search. They are skipped if a trial meets the
 #: bound over all chunkings, but for sizes in whole bytes.
@@ -338,6 +347,7 @@ LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_
 #: Proposers in other chunks than the search's, even if its schedule is optimal for these.
 LAST_OF_OTHERS: tuple[Turn, ...] = (
     Turn(OwnProposer("nearby chunks", offer_nearby), _may_merge, improves=True),
+    Turn(OwnProposer("ruin and recreate in finer chunks", _ruin_finer), _may_merge, improves=True),
     Turn(OwnProposer("exchange in finer chunks", _exchange_finer, sums_anywhere), _may_merge, improves=True),
     Turn(OwnProposer("merged messages", offer_merged, gathers_or_scatters), _may_merge, improves=True),
     LAST_BOUND,
