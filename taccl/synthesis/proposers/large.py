@@ -178,8 +178,8 @@ def _schedule_phase(
 
 def _are_equal(one: Demand, other: Demand) -> bool:
     """True if two demands have the same chunks, in the same order."""
-    columns = ((getattr(each, field.name) for field in fields(Demand)) for each in (one, other))
-    return all(a is b or (a is not None and np.array_equal(a, b)) for a, b in zip(*columns, strict=True))
+    pairs = ((getattr(one, field.name), getattr(other, field.name)) for field in fields(Demand))
+    return all(a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in pairs)
 
 
 def _over_other_links(found: _Scheduled, problem: Problem, fabric: Fabric) -> Schedule:

@@ -69,11 +69,13 @@ def offer_priced_trees(search: Search) -> Search | None:
     Returns a search that holds the schedule, if that is in finer chunks.
     """
     since, problem = time.monotonic(), search.problem
+    if search.is_proven:
+        return None
     until = search.deadline.sooner(_SHARE * search.deadline.left_s)
     made: list[Schedule] = []
     with suppress(InputError, OutOfTime), until.enforced():
         shares = tree_shares(problem, lambda: until.has_passed)
-        if shares is None:
+        if shares is None or shares.busy_ticks / problem.costs.ticks_per_us >= search.earliest_us:
             return None
         for parts in _PARTS if search.is_open else (1,):
             finer = cut(problem, parts) if parts <= min(problem.chunk_bytes) else None

@@ -78,6 +78,15 @@ def test_phases_that_are_alike_are_searched_once(monkeypatch):
         assert taccl.verify(schedule).ok and len(searched) == runs
 
 
+def test_phases_with_other_ranks_are_searched_twice():
+    """Sums whose contributors do not want them have phases of their own, even if links look alike in both."""
+    asked = {"precondition": {0: [0, 1], 1: [1, 2]}, "postcondition": {0: [2, 3], 1: [0, 3]}}
+    collective = collectives.custom(4, **asked, combining=True)
+    topology = topologies.ring(4, alpha_meaning="pipelined")
+    schedule = schedule_large(make_problem(topology, collective, chunk_bytes=10**6), num_runs=1)
+    taccl.verify(schedule).raise_if_failed()
+
+
 class TestPhases:
     """Route balancing, ordering and sending report progress and can be interrupted."""
 
