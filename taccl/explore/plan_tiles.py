@@ -202,17 +202,22 @@ def range_of(
 
 
 def _bound(problem: Problem, seconds: float, known: KnownBounds) -> Certificate:
-    """Lower bound over all chunkings; after `seconds` (min `_LEAST_BOUND_S`), a known or a trivial bound."""
+    """Lower bound over all chunkings; after `seconds` (min `_LEAST_BOUND_S`), a known or a trivial bound.
+
+    Without any time, a known bound is not computed again.
+    """
     budget_s = max(seconds, _LEAST_BOUND_S) / 2
+    found = known.get((problem.topology.protocol, problem.size_bytes))
+    # A known bound also holds for problems that allow no more merging than the problem it was proved for.
+    if found is not None and not _merges(problem.clauses, within=found.problem.clauses):
+        found = None
+    if found is not None and not seconds:
+        return found
     try:
         with Deadline.after(2 * budget_s).enforced():
             return lower_bound(problem, divisible=True, budget_s=budget_s, limit_s=2 * budget_s)
     except OutOfTime:
-        found = known.get((problem.topology.protocol, problem.size_bytes))
-        # A known bound also holds for problems that allow no more merging than the problem it was proved for.
-        if found is not None and _merges(problem.clauses, within=found.problem.clauses):
-            return found
-        return no_bound(problem, divisible=True)
+        return no_bound(problem, divisible=True) if found is None else found
 
 
 def _merges(clauses: Clauses, *, within: Clauses) -> bool:

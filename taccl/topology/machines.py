@@ -112,6 +112,10 @@ def _machine(machine: str) -> _Make:
         )  # fmt: skip
         topology = builder.build()
         topology.cache["profile"] = values
+        usual = shape.has_rails, False, "occupies", None, None
+        is_usual = (rails, nvls, alpha_meaning, protocol, constants or None) == usual
+        # True if the machine, the number of nodes and the profile's name suffice to build an equal topology.
+        topology.cache["is_usual"] = is_usual and profile in (each.name for each in PROFILES[machine])
         return topology
 
     make.__name__ = make.__qualname__ = machine.replace("-", "_").replace(".", "_")

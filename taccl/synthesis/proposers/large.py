@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl.problem.costs import hold_columns, wide_links
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule, make_schedule
@@ -48,8 +48,9 @@ _PHASE_SHARE = 0.5
 #: `_TURN_SENDS`: product of the number of iterations of ruin and recreate and the number of sends.
 #: `_LEAST_TURNS`: min number of iterations.
 _TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
-#: Max arrivals (chunks times destinations) of a problem whose sends are merged.
-_MOST_MERGED = 100_000
+#: `_MOST_MERGED`: max arrivals (chunks times destinations) of a problem whose sends are merged.
+#: `_MERGE_S`: estimated CPU seconds to merge sends, per send.
+_MOST_MERGED, _MERGE_S = 100_000, 5e-6
 
 
 def suits(problem: Problem) -> bool:
@@ -209,17 +210,18 @@ def _merged(
     """The best schedule with merged sends, if that finishes sooner; otherwise the schedule of `found`.
 
     A second search charges each chunk only its share of the latency of a full merged send; its sends are
-    merged, too.
+    merged, too. Sends are not merged, or not again, if that would take longer than the time left.
     """
     most = most_merged(problem, limits.parameters.large.merging_share)[fabric.link]
-    best, together, among = found, None, found
-    while True:
+    best, together, among, until = found, None, found, limits.until or limits.deadline
+    merge_s = busy_factor() * _MERGE_S * len(found.chunk)
+    while until.left_s >= merge_s:
         routes, first = routes_of(fabric, demand.num_chunks, among)
         urgent = urgent_hops(problem, fabric, demand, routes)
         merged = send_together(fabric, demand.units, replace(routes, urgent=urgent), first, most, limits)
         if merged is not None and merged.finish_ticks < best.finish_ticks:
             best = together = merged
-        is_over = (limits.until or limits.deadline).has_passed or best.finish_ticks <= limits.target_ticks
+        is_over = until.left_s < 2 * merge_s or best.finish_ticks <= limits.target_ticks
         if among is not found or is_over:
             break
         try:

@@ -349,5 +349,7 @@ def _machine(topology: Topology) -> dict[str, str]:
 
     if topology.machine not in machine_names() or topology.cost_model != "physical":
         return {}
-    again = parse(topology.machine, nodes=topology.num_nodes, profile=topology.profile or None)
-    return {"machine": topology.machine, "profile": topology.profile} if again == topology else {}
+    is_usual = topology.cache.get("is_usual") or topology == parse(
+        topology.machine, nodes=topology.num_nodes, profile=topology.profile or None
+    )
+    return {"machine": topology.machine, "profile": topology.profile} if is_usual else {}

@@ -63,6 +63,18 @@ def test_the_size_decides_how_a_first_schedule_orders_its_sends(monkeypatch, lim
     assert search.best.finish_ticks <= simple.finish_ticks
 
 
+@pytest.mark.parametrize(("merge_s", "rounds"), [(0.0, 2), (1.0, 1), (10.0, 0)])
+def test_sends_are_merged_while_there_is_time(monkeypatch, merge_s, rounds):
+    """Sends merge once or twice, or not at all, by the estimated time to merge them."""
+    problem = make_problem(topologies.ndv2(2), "alltoall", size_bytes=1000, chunks_per_rank=16)
+    num_sends, merged, send_together = len(schedule_large(problem, num_runs=1)), [], large.send_together
+    monkeypatch.setattr(large, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(large, "_MERGE_S", merge_s * 100 / num_sends)
+    monkeypatch.setattr(large, "send_together", lambda *given: merged.append(1) or send_together(*given))
+    assert taccl.verify(schedule_large(problem, merges=True, num_runs=1, time_limit_s=150.0)).ok
+    assert len(merged) == rounds
+
+
 def test_phases_that_are_alike_are_searched_once(monkeypatch):
     """The copies of an allreduce take over the schedule of its sums if links look alike in both phases.
 
