@@ -119,10 +119,10 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
 
     The mean gain is confirmed by a permutation test, if it exceeds the gain on each of 99 simulated halves.
     These have the noise of measured halves with permuted hosts, and no differences between pairs otherwise.
-    Any order can meet a rare outlier in them, as the given one may have by chance. Clear clusters remain in a
-    second simulation, as the slowest of many noisy pairs between clusters is slower than that of few; their
-    own gain is subtracted. The mean of several halves has less noise than one, so that noise alone confirms a
-    gain at most at the level of the test.
+    Any order can meet a rare outlier in them, as the given one may have by chance. A second simulation has
+    the estimated differences, too, as the slowest of many noisy pairs between clusters is slower than that of
+    few; their own gain is subtracted. The mean of several halves has less noise than one, so that noise alone
+    confirms a gain at most at the level of the test.
 
     - `searched`: Algorithm and size on the hosts.
     """
@@ -158,7 +158,7 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
     # Building and timing a case takes about as long as judging an order.
     # Reserve time for both gains of a split, for the resamples, and for one case more, as times vary.
     one_s = (time.monotonic() - began) / 2
-    reserved_s = (3 + _RESAMPLES * (1 + has_clusters)) * one_s
+    reserved_s = (3 + 2 * _RESAMPLES) * one_s
     searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
     for split in splits:
         if orders and searching.left_s < 2 * one_s:
@@ -181,10 +181,9 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
     medians, of_medians = _medians(probe, stacks), {name: noise[name] / 2 for name in noise}
     centre = _shrunk(clustered, medians, of_medians)
     noises = _scaled([_off_mean(half, centre) for half in chain(*splits)], noise)
-    # Values without differences between pairs, and if there are clusters, inside these.
+    # Values without differences between pairs, and the estimated ones.
     off = ~np.eye(probe.num_hosts, dtype=bool)
-    flat = [{name: np.full_like(values, values[off].mean()) for name, values in centre.items()}]
-    flat += [_shrunk(clustered, medians, of_medians, most=0.0)] * has_clusters
+    known = [{name: np.full_like(values, values[off].mean()) for name, values in centre.items()}, centre]
 
     def gain_by_noise(values: _Figures, number: int, shuffled: Ints) -> float:
         """Logarithm of the gain on a half with these values and the noise of shuffled hosts."""
@@ -192,7 +191,7 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
         half = {name: values[name] + each[name][np.ix_(shuffled, shuffled)] for name in values}
         return logs(half, [orders[number ^ 1]])[0]
 
-    gain, alone = float(np.mean(gains)), [float(np.mean(logs(each, orders))) for each in flat]
+    gain, alone = float(np.mean(gains)), [float(np.mean(logs(each, orders))) for each in known]
     excess, rng = list[float](), np.random.default_rng((seed, _SPLITS))
     while len(excess) < _RESAMPLES and max(excess, default=-np.inf) < gain:
         if deadline.left_s < longest_s:
@@ -200,7 +199,7 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
             return Judgement(reason=reason, has_clusters=has_clusters)
         began = time.monotonic()
         number, shuffled = len(excess) % len(orders), rng.permutation(probe.num_hosts)
-        worlds = zip(flat, alone, strict=True)
+        worlds = zip(known, alone, strict=True)
         excess.append(max(gain_by_noise(each, number, shuffled) - own for each, own in worlds))
         longest_s = max(longest_s, time.monotonic() - began)
     least = gain - max(excess)
