@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 import taccl
+from taccl import collectives
 from taccl.analysis.certificates.flow_time import Lane, _carried, _mean_ticks, flow_time_bounds
 from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
@@ -39,6 +40,20 @@ def test_a_message_that_is_stored_and_forwarded_meets_the_bound():
     (bound,) = certificates(problem)
     assert bound.bound == 6 == taccl.baselines.tree(problem, cut=False).finish
     assert bound.check() and (bound.witness.source, bound.witness.target) == (0, 2)
+
+
+def test_updated_sums_come_back_from_the_server():
+    """A contribution leaves its worker in 3 us, passes the middle of the line twice, and enters in 3 us.
+
+    The worker is source and target; without updates nothing needs to come back.
+    """
+    exchange = collectives.exchange([2], [0], num_ranks=3, chunks_per_server=1)
+    problem = merging_freely(taccl.make_problem(line(3), exchange, chunk_bytes=MB))
+    (bound,) = certificates(problem)
+    assert bound.bound == 3 + 2 + 2 + 3 and (bound.witness.source, bound.witness.target) == (2, 2)
+    assert bound.check() and not raised(bound).check()
+    plain = replace(problem, collective=replace(problem.collective, update_us_per_mb=None))
+    assert not replace(bound, problem=plain).check()
 
 
 def test_sends_shrink_by_the_bytes_of_a_latency():
@@ -135,6 +150,19 @@ def random_line(rng):
     return builder.build()
 
 
+def exchanges(topology, rng):
+    """An exchange with random servers, of 2 MB for each server in one chunk and in two."""
+    ranks = range(topology.num_ranks)
+    servers = rng.sample(ranks, rng.choice((1, 1, 2)))
+    workers = [rank for rank in ranks if rank not in servers or rng.random() < 0.4]
+    found = []
+    for parts in (1, 2):
+        collective = collectives.exchange(workers, servers, num_ranks=len(ranks), chunks_per_server=parts)
+        problem = taccl.make_problem(topology, collective, chunk_bytes=2 // parts * MB)
+        found.append(merging_freely(problem))
+    return found
+
+
 @pytest.mark.fuzz
 def test_no_schedule_in_any_chunks_beats_the_flow():
     """A bound over all chunkings holds for every number of chunks: on tiny problems no schedule finishes
@@ -144,9 +172,9 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
         rng = random.Random(f"flow {seed}")
         topology = random_line(rng)
         name = rng.choice(
-            ["allreduce", "allreduce", "broadcast", "gather", "alltoall", "allgather", "reduce"]
+            ["allreduce", "allreduce", "broadcast", "gather", "alltoall", "allgather", "reduce", "exchange"]
         )
-        problems = both_chunkings(topology, name)
+        problems = exchanges(topology, rng) if name == "exchange" else both_chunkings(topology, name)
         found = [each for problem in problems for each in certificates(problem)]
         assert all(each.check() for each in found), seed
         best = max((each.bound for each in found), default=Fraction(0))

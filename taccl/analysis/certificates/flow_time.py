@@ -2,8 +2,8 @@
 
 All bytes of a send leave at its end. With few sends, early bytes wait for later ones; with many sends, each
 adds its latency. So the mean byte leaves the source late. The same holds in reversed time: the mean byte
-enters the target long before the finish. In between, bytes cross the network. See docs/formulation.md, "Mean
-flow time".
+enters the target long before the finish. In between, bytes cross the network; sums that servers update pass
+their servers. See docs/formulation.md, "Mean flow time".
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ from taccl.problem.problem import Problem
 
 #: Max ranks for which all pairs of source and target are examined (about 1 s).
 _MOST_RANKS = 256
+#: Max product of units and ticks, which is exact in 64 bits.
+_MOST_WORK = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class FlowTime(Witness):
     """Witness of mean flow time: two ranks, resources that cover the links out of and into them, and prices.
+
+    If servers update sums, both may be one rank, whose contribution comes back in the sum.
 
     - `leaving`, `entering`: Resources that cover the links out of `source`, and into `target`. A link is
       assigned to the first of them that it holds.
@@ -49,9 +53,14 @@ class FlowTime(Witness):
     prices: tuple[Fraction, Fraction]
 
     def fits(self, problem: Problem) -> bool:
-        """True if the problem has the ranks and resources, and no field names one of them twice."""
+        """True if the problem has the ranks and resources, and no field names a resource twice."""
         ranks, resources = problem.topology.num_ranks, len(problem.topology.resources)
-        named = (self.leaving, resources), (self.entering, resources), ((self.source, self.target), ranks)
+        named = (
+            (self.leaving, resources),
+            (self.entering, resources),
+            ((self.source,), ranks),
+            ((self.target,), ranks),
+        )
         return all(len({*some}) == len(some) and {*some} <= {*range(most)} for some, most in named)
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
@@ -62,13 +71,14 @@ class FlowTime(Witness):
 def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield the highest mean-flow-time bound over all pairs of ranks.
 
-    Only pairs without a link between them count.
+    Only pairs without a link between them count, unless servers update sums.
     """
     problem, num_ranks = demand.problem, demand.topology.num_ranks
     if in_network or not demand.single_ended or problem.collective.derivations or num_ranks > _MOST_RANKS:
         return
     demand.deadline.check()
-    units, between = _common_units(demand), _between(problem)
+    passing = _passing_servers if problem.collective.updates else _passing
+    units, between = passing(demand)
     pairs = np.argwhere((units > 0) & np.isfinite(between) & (between >= 0))
     lanes = {}
     for rank in sorted({*pairs.ravel().tolist()}):
@@ -115,8 +125,12 @@ def _first_of_kind(
     return np.sort(np.unique(kind, axis=0, return_index=True)[1])
 
 
-def _common_units(demand: NeededSends) -> NDArray[np.int64]:
-    """(num_ranks, num_ranks) units of data of the row's rank that the column's rank wants."""
+def _passing(demand: NeededSends) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Two (num_ranks, num_ranks) arrays: units of data of the row's rank that the column's rank wants; ticks.
+
+    The ticks pass at least between a send out of the row's rank and one into the column's. Only alphas count.
+    Entries are -1 where a link joins the two ranks directly.
+    """
     found = np.zeros((demand.topology.num_ranks,) * 2, np.int64)
     for kind, count in demand.classes.items():
         if demand.sums_for_all or len(kind.data.origins) == 1:
@@ -124,13 +138,34 @@ def _common_units(demand: NeededSends) -> NDArray[np.int64]:
             for origin in kind.data.origins:
                 found[origin, wanted] += kind.units * count
     np.fill_diagonal(found, 0)
-    return found
+    joined, onward, _ = _at_ends(demand.problem)
+    between = np.array([onward[:, column].min(axis=1, initial=np.inf) for column in joined.T]).T
+    return found, np.where(joined, -1.0, between)
 
 
-def _between(problem: Problem) -> NDArray[np.float64]:
-    """(num_ranks, num_ranks) min ticks between a send out of the row's rank and one into the column's.
+def _passing_servers(demand: NeededSends) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """`_passing` for sums that pass the servers that update them; the ticks are a mean over the data."""
+    _, onward, before = _at_ends(demand.problem)
+    units, ticks = (np.zeros(onward.shape, np.int64) for _ in range(2))
+    total, longest = sum(kind.units * count for kind, count in demand.classes.items()), 0.0
+    for kind, count in demand.classes.items():
+        server, number = kind.data.root, kind.units * count
+        sources = [rank for rank in kind.data.origins if rank != server]
+        targets = [rank for rank in kind.data.destinations if rank != server]
+        passed = np.add.outer(onward[sources, server], before[server, targets])
+        longest = max(longest, float(passed.max(initial=0.0)))
+        if total * longest >= _MOST_WORK:  # also without a path
+            return np.zeros_like(units), onward
+        units[np.ix_(sources, targets)] += number
+        ticks[np.ix_(sources, targets)] += number * passed.astype(np.int64)
+    return units, (ticks // np.maximum(units, 1)).astype(np.float64)
 
-    Only alphas count. Entries are -1 where a link joins the two ranks directly.
+
+def _at_ends(problem: Problem) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+    """Three (num_ranks, num_ranks) arrays: True where a link joins the ranks; ticks onward; ticks before.
+
+    Onward: from the end of a send out of the row's rank until data is at the column's, by alphas alone.
+    Before: from data at the row's rank to the start of a send into the column's.
     """
     links = tuple(problem.links_allowed)
     src, dst = (ends[list(links)] for ends in link_ends(problem.topology))
@@ -138,8 +173,8 @@ def _between(problem: Problem) -> NDArray[np.float64]:
     joined[src, dst] = True
     times = shortest_times(problem, links, 0)
     onward = np.array([times[row].min(axis=0, initial=np.inf) for row in joined])
-    found = np.array([onward[:, column].min(axis=1, initial=np.inf) for column in joined.T]).T
-    return np.where(joined, -1.0, found)
+    before = np.array([times[:, column].min(axis=1, initial=np.inf) for column in joined.T]).T
+    return joined, onward, before
 
 
 def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
@@ -187,22 +222,28 @@ def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]
 def _least_ticks(facts: Facts, witness: FlowTime) -> Fraction:
     """Bound in ticks that the witness proves; 0 if it proves nothing."""
     source, target = witness.source, witness.target
-    if facts.multi or facts.made_at or facts.in_network:
+    updates = facts.collective.updates
+    if facts.multi or facts.made_at or facts.in_network or (source == target and not updates):
         return Fraction(0)
-    units = 0
-    for chunk, size in zip(facts.collective.chunks, facts.units, strict=True):
-        if (
-            source in chunk.origins
-            and target in chunk.destinations
-            and (facts.sums or len(chunk.origins) == 1)
-        ):
-            units += size
     outward = [e for e in facts.allowed if facts.src[e] == source]
     inward = [e for e in facts.allowed if facts.dst[e] == target]
-    if not units or set(outward) & set(inward):
-        return Fraction(0)
     after = facts.times(facts.allowed, 0, {facts.dst[e]: 0 for e in outward})
-    total = Fraction(min((after.get(facts.src[e], NEVER) for e in inward), default=NEVER))
+    before = facts.times(facts.allowed, 0, {facts.src[e]: 0 for e in inward}, backwards=True)
+    if not updates and set(outward) & set(inward):
+        return Fraction(0)
+    units, work = 0, 0
+    for chunk, size in zip(facts.collective.chunks, facts.units, strict=True):
+        if source not in chunk.origins or target not in chunk.destinations:
+            continue
+        if updates and chunk.root is not None and chunk.root not in (source, target):
+            units += size
+            work += size * (after.get(chunk.root, NEVER) + before.get(chunk.root, NEVER))
+        elif not updates and (facts.sums or len(chunk.origins) == 1):
+            units += size
+            work += size * min((after.get(facts.src[e], NEVER) for e in inward), default=NEVER)
+    if not units:
+        return Fraction(0)
+    total = Fraction(work, units)
     for links, resources, price in (
         (outward, witness.leaving, witness.prices[0]),
         (inward, witness.entering, witness.prices[1]),
