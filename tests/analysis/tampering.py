@@ -19,6 +19,7 @@ from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.hub_time import HubTime
 from taccl.analysis.certificates.link_time import LinkTime, PlacePrices, TimePrices
 from taccl.analysis.certificates.node_entry import NodeEntry
+from taccl.analysis.certificates.node_exit import NodeExit
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.rail_exchange import RailExchange
@@ -137,6 +138,12 @@ def _node_entry(problem: Problem, rng: random.Random) -> Witness:
     return NodeEntry(node, every, every, times, *prices, credits, rng.random() < 0.5)
 
 
+def _node_exit(problem: Problem, rng: random.Random) -> Witness:
+    del problem
+    ports, nics = sorted((_prices_and_factors(rng) for _ in range(2)), key=lambda each: len(each[0]))
+    return NodeExit(Fraction(rng.randrange(1, 20)), *ports, *nics)
+
+
 def _prices_and_factors(rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Prices by time, and factors by length, for 2 to 6 cells."""
     cells = rng.randint(2, 6)
@@ -171,6 +178,7 @@ _WELL_FORMED = {
     HubTime: _hub_time,
     ExchangeTime: _exchange_time,
     NodeEntry: _node_entry,
+    NodeExit: _node_exit,
     SingleMachine: _single_machine,
     CutDual: _cut_dual,
     NodeData: _node_data,
@@ -260,10 +268,10 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
                 ),
             )
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1, 1000))})
-    if isinstance(witness, HubTime | ExchangeTime):
+    if isinstance(witness, HubTime | ExchangeTime | NodeExit):
         how = rng.choice([field.name for field in fields(witness)])
-        if how == "horizon":
-            return replace(witness, horizon=witness.horizon * Fraction(rng.randrange(90, 130), 100))
+        if how in ("horizon", "window"):
+            return replace(witness, **{how: getattr(witness, how) * Fraction(rng.randrange(90, 130), 100)})
         some = list(getattr(witness, how))
         some[rng.randrange(len(some))] += rng.choice((-1, 1, 1000))
         return replace(witness, **{how: tuple(some)})

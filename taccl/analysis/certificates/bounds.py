@@ -31,6 +31,7 @@ from taccl.analysis.certificates.hub_time import hub_time_bounds
 from taccl.analysis.certificates.level_sets import level_cut, node_cut
 from taccl.analysis.certificates.link_time import link_time_bounds
 from taccl.analysis.certificates.node_entry import node_entry_bounds
+from taccl.analysis.certificates.node_exit import node_exit_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.rail_exchange import rail_exchange_bounds
@@ -98,6 +99,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     link_time_bounds,
     hub_time_bounds,
     exchange_time_bounds,
+    node_exit_bounds,
     node_data_bounds,
     node_entry_bounds,
 ]
