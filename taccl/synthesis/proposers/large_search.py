@@ -43,7 +43,7 @@ _VERIFY_SHARE, _BRIEF_S = 0.5, 0.5
 #: `_SHORT_S`: limit in seconds below which the size alone decides how the first schedule orders its sends.
 #: `_ORDER_SHARE`: max share of the limit for that. On two cores beside four busy processes, a command takes
 #: about 3.5 s for each second of CPU; loading, paths and verification need twice the time of the order.
-_SHORT_S, _ORDER_SHARE = 10.0, 0.15
+_SHORT_S, _ORDER_SHARE = 10.0, 0.13
 
 
 def search_large(search: Search) -> None:

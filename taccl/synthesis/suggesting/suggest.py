@@ -58,11 +58,12 @@ _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
 #: `_MOST_RANKED_HOPS`: max hops, after symmetry reduction, for list scheduling in Python, not compiled.
 #: `_RANKING_S`: max seconds of the list scheduler in Python for each phase of a candidate.
 _MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
-#: `_LATE_S`: CPU seconds to schedule a candidate in a hurry, which trials leave until there is a candidate.
+#: `_LATE_S`, `_LATE_S_PER_HOP`: CPU seconds, fixed and per hop, to schedule a candidate in a hurry.
+#: Trials leave this time until there is a candidate.
 #: `_LATE_SHARE`: max share of the time left for it on small problems; large ones may have all time for it.
 #: `_GRACE_S`: CPU seconds after which a trial that does not end at its deadline is stopped.
 #: `_SHIFTS_SHARE`: max share of a trial's time to find its symmetries.
-_LATE_S, _LATE_SHARE, _GRACE_S, _SHIFTS_SHARE = 0.5, 0.4, 0.1, 0.4
+_LATE_S, _LATE_S_PER_HOP, _LATE_SHARE, _GRACE_S, _SHIFTS_SHARE = 0.5, 4e-8, 0.4, 0.1, 0.4
 #: Max chunks in one send between nodes.
 _MOST_MERGED = 6
 
@@ -179,8 +180,9 @@ def suggest_for(
     first = cut(per_rank)
     check_reachable(first)
     shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
-    late_s, most_late_s = busy_factor() * _LATE_S * is_patient, _LATE_SHARE * give_up.left_s
-    if late_s > most_late_s and effort(first) <= _MOST_RANKED_HOPS:
+    num_hops, most_late_s = effort(first), _LATE_SHARE * give_up.left_s
+    late_s = busy_factor() * (_LATE_S + _LATE_S_PER_HOP * num_hops) * is_patient
+    if late_s > most_late_s and num_hops <= _MOST_RANKED_HOPS:
         late_s = most_late_s  # small problems may have a candidate sooner
     until, first_until = give_up.sooner(time_limit_s), give_up.later(-late_s)
     trials = _Trials(cut, shape, options, until, first_until, give_up, is_patient)
