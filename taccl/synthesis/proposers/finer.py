@@ -142,8 +142,12 @@ def offer_passes(search: Search) -> Search | None:
     portfolio, budget = search.parameters.portfolio, search.parameters.budget
     until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
     late, made = search.deadline.later(budget.late_s * busy_factor()), None
+
+    def may_end() -> bool:
+        return search.has_found or bool(soonest_so_far(problem)) or late.has_passed
+
     with suppress(InputError, OutOfTime):
-        with suppress(OutOfTime), until.enforced(lambda: bool(soonest_so_far(problem)) or late.has_passed):
+        with suppress(OutOfTime), until.enforced(may_end):
             try:
                 passes(problem, cut=True)
             except CollectiveError:  # chunks for some of the ranks

@@ -71,6 +71,20 @@ def test_the_bucket_algorithm_is_tried_first_where_it_is_usually_best(topology, 
     assert finer.prefers_passes(problem) == is_preferred
 
 
+@pytest.mark.parametrize("has_found", [True, False])
+def test_the_bucket_algorithm_is_late_only_without_a_schedule(has_found, monkeypatch):
+    """Once time is up, the bucket algorithm is built in finer chunks only if there is no schedule yet."""
+    problem, built = taccl.make_problem(taccl.topologies.mesh(3, 3), "allreduce", size_bytes=90_000), []
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(-1), asked=problem)
+    if has_found:
+        ring = taccl.baselines.ring(search.problem, cut=False)
+        search.offer_whole(ring, producer="ring", verified=True)
+    monkeypatch.setattr(finer, "for_baselines_s", lambda *_: 0.0)
+    monkeypatch.setattr(finer, "passes", lambda *_, **__: built.append(1))
+    finer.offer_passes(search)
+    assert len(built) == (not has_found)
+
+
 def test_no_stage_names_the_bucket_algorithm_for_chunks_that_it_does_not_support():
     """Two chunks that each go to two of nine ranks have no bucket algorithm."""
     some = taccl.collectives.custom(
