@@ -25,6 +25,8 @@ _SPLITS, _EFFORT = 3, 0.2
 _LEVEL = 0.01
 #: Number of resamples, the fewest with which a test at this level can confirm a gain.
 _RESAMPLES = round(1 / _LEVEL) - 1
+#: Name of the repetitions of a matrix without passes.
+_DIRECTIONS = "two directions of each pair"
 #: Maximum share of the remaining time for searches of an order on each half of the measurements.
 #: The rest of the remaining time is for the gains and their test.
 _SEARCHING = 0.6
@@ -124,6 +126,9 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
     few; their own gain is subtracted. The mean of several halves has less noise than one, so that noise alone
     confirms a gain at most at the level of the test.
 
+    Both directions of a pair are often measured in turn. A load then slows both, so they confirm no gain
+    unless hosts form clear clusters.
+
     - `searched`: Algorithm and size on the hosts.
     """
     probe = hosts.probe
@@ -202,8 +207,13 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
         worlds = zip(known, alone, strict=True)
         excess.append(max(gain_by_noise(each, number, shuffled) - own for each, own in worlds))
         longest_s = max(longest_s, time.monotonic() - began)
-    least = gain - max(excess)
-    return Judgement(basis, tuple(np.exp(gains).tolist()), float(np.exp(least)), "", has_clusters)
+    found = Judgement(
+        basis, tuple(np.exp(gains).tolist()), float(np.exp(gain - max(excess))), "", has_clusters
+    )
+    if basis == _DIRECTIONS and found.verdict == "confirmed" and not has_clusters:
+        reason = "both directions of a pair were measured in turn, and a load then looks like a slow pair; "
+        return Judgement(reason=f"{reason}measure in passes (taccl probe)")
+    return found
 
 
 def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
@@ -230,7 +240,7 @@ def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
     known = {name: getattr(probe, name) for name in passes if getattr(probe, name) is not None}
     known = {name: np.stack([_mirrored(each), _mirrored(each.T)]) for name, each in known.items()}
     if probe.asymmetry > 0:
-        return known, "two directions of each pair", ""
+        return known, _DIRECTIONS, ""
     if probe.assumed and probe.clusters is not None:
         return known, "", "clusters are stated, and nothing is measured (see `taccl probe`)"
     return known, "", "the probe has one value per pair; probe again for repetitions"

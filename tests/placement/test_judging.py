@@ -154,6 +154,24 @@ def test_the_slowest_of_many_equal_pairs_is_no_gain(between):
 
 
 @pytest.mark.slow
+def test_loads_on_both_directions_of_pairs_are_no_gain():
+    """Loads double both directions of a tenth of the pairs: a gain on one matrix is not judged.
+
+    The given order meets two of them. In one pass of four they are noise."""
+    rng = np.random.default_rng(3)
+    quiet = 10 * (1 + 0.02 * rng.uniform(-1, 1, (4, 8, 8)))
+    loaded = np.zeros((8, 8))
+    loaded[[1, 4], [2, 5]] = loaded[[2, 5], [1, 4]] = 10
+    once, passes = quiet[0] + loaded, np.concatenate([quiet[:1] + loaded, quiet[1:]])
+    found = taccl.reorder(Probe(NAMES, once), **SMALL)
+    assert (found.order, found.judgement.verdict) == (GIVEN, "not judged")
+    assert "both directions of a pair were measured in turn" in found.why
+    probe = Probe(NAMES, np.median(passes, axis=0), latency_repeats_us=passes)
+    judgement = taccl.reorder(probe, **SMALL).judgement
+    assert judgement is None or judgement.verdict == "within noise"
+
+
+@pytest.mark.slow
 def test_one_measurement_per_pair_cannot_be_judged():
     """Without repetitions gains cannot be judged, which is stated; clearly separate racks are reordered."""
     equal = taccl.reorder(probed(0, directed=False), **SMALL)
