@@ -207,13 +207,13 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
         worlds = zip(known, alone, strict=True)
         excess.append(max(gain_by_noise(each, number, shuffled) - own for each, own in worlds))
         longest_s = max(longest_s, time.monotonic() - began)
-    found = Judgement(
+    judged = Judgement(
         basis, tuple(np.exp(gains).tolist()), float(np.exp(gain - max(excess))), "", has_clusters
     )
-    if basis == _DIRECTIONS and found.verdict == "confirmed" and not has_clusters:
+    if basis == _DIRECTIONS and judged.verdict == "confirmed" and not has_clusters:
         reason = "both directions of a pair were measured in turn, and a load then looks like a slow pair; "
         return Judgement(reason=f"{reason}measure in passes (taccl probe)")
-    return found
+    return judged
 
 
 def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
