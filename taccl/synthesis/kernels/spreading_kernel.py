@@ -108,11 +108,17 @@ def spread_chunks(
                     asked = _ask(fabric, s, now, begin, end, in_turn, time, forced or sweep == 1)
                     for j in range(asked):
                         e = s.queue[j]
-                        if not _may_start(fabric, now, e, time):  # quicker than to find a chunk first
+                        is_fresh = sweep == 0 and k > 0 and not forced
+                        may_start = _may_start(fabric, now, e, time)  # quicker than to find a chunk first
+                        if not may_start and in_turn:
                             continue
                         if sweep == 1 and not _is_behind(fabric, s, e, d, k, theta, time):
                             continue
-                        c = _find(fabric, s, e, d, k, sweep == 0 and k > 0 and not forced)
+                        p = _advance(fabric, s, e, d, k, is_fresh)
+                        if not may_start or p < 0:
+                            continue
+                        where = fabric.component[k, d] if is_fresh else _NONE
+                        c = _rarest(fabric, s, e, p, k, where) if len(s.copies) else int(s.log[p])
                         if c >= 0 and events.is_free(fabric, now, e, s.units[c], time):
                             _claim(fabric, s, d, c)
                             events.start_send(fabric, now, e, c, s.units[c], time, e << _CHUNK_BITS | c, True)
@@ -241,8 +247,10 @@ def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta:
 
 
 @inner
-def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: bool) -> int:
-    """Find a chunk that link e may bring to rank d, the first in its source's log or the rarest; -1 for none.
+def _advance(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: bool) -> int:
+    """First position in link e's source log with a chunk that the link may bring to rank d; -1 for none.
+
+    Links that are not examined in turn are ordered by the number of chunks from that position on.
 
     - `is_fresh`: True to accept only chunks that the destination's component does not hold.
     """
@@ -261,9 +269,7 @@ def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: b
         s.fresh_place[e] = p
     else:
         s.place[e] = p
-    if p == end:
-        return _NONE
-    return _rarest(fabric, s, e, p, k, where) if len(s.copies) else int(s.log[p])
+    return _NONE if p == end else p
 
 
 @inner
