@@ -30,7 +30,9 @@ _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
 #: `_FEW_PAIRS`: max pairs with data, per rank, for which smaller chunks are made to shorten pipelines.
 #: With twelve pairs on 32 ranks, smaller chunks gained nothing.
 #: `_FINE_CHUNKS`: approximate max number of chunks that are made smaller to shorten pipelines.
+#: `_FINER`, `_MOST_FINER`: max factor by which other chunks are made smaller, and their max number per pair.
 _FEW_PAIRS, _FINE_CHUNKS = 0.25, 512
+_FINER, _MOST_FINER = 4, 8
 #: Min ratio of a chunk's size to the bytes that a resource could pass in a hold's fixed time (alpha).
 _HOLDS = 8
 
@@ -51,9 +53,9 @@ def alltoallv_problem(
         Bytes from the row's rank to the column's. The diagonal, and pairs with 0 bytes, have no chunks; the
         problem may have none at all.
     chunk_bytes : int, optional
-        Max bytes of a chunk; with the largest entry of `sizes`, each pair has one chunk. Default: a 64th of
-        what the busiest rank sends or receives; more if latencies would dominate, fewer if few pairs have
-        data.
+        Max bytes of a chunk; with the largest entry of `sizes`, each pair has one chunk. Default: a 256th
+        of what the busiest rank sends or receives; more if latencies would dominate, or with more than eight
+        chunks per pair; fewer if few pairs have data.
     clauses : Clauses, optional
         Clauses of a sketch; default: none.
 
@@ -196,17 +198,21 @@ def usual_chunk_bytes(topology: Topology, table: Ints) -> int:
 
 
 def default_chunk_bytes(topology: Topology, table: Ints) -> int:
-    """Default bytes of a chunk: the usual ones, or fewer if few pairs have data.
+    """Default bytes of a chunk: the usual ones, or fewer if that makes few more chunks.
 
-    Data of few pairs follow several paths over other ranks, with few chunks on each. Then a path is idle for
-    a large share of the time, before its first chunk arrives and after its last one has left.
+    With fewer bytes, a path is idle for a shorter time, before its first chunk arrives and after its last one
+    has left. Data of few pairs, which follow several paths over other ranks, are cut most.
     """
     usual = usual_chunk_bytes(topology, table)
-    if not 0 < np.count_nonzero(table) <= _FEW_PAIRS * topology.num_ranks:
+    if not (num_pairs := np.count_nonzero(table)):
         return usual
-    least = max(_least_bytes(topology), _pipelined_bytes(topology, table))
-    fine = max(least, int(table.sum()) // _FINE_CHUNKS)
-    return fine if 2 * fine <= usual else usual
+    has_few_pairs = num_pairs <= _FEW_PAIRS * topology.num_ranks
+    fewest = int(table.sum()) // _FINE_CHUNKS if has_few_pairs else usual // _FINER
+    fine = max(_least_bytes(topology), _pipelined_bytes(topology, table), fewest)
+    is_fine = 2 * fine <= usual and (-(-table // fine)).sum() <= max(
+        2 * _FINE_CHUNKS, _MOST_FINER * num_pairs
+    )
+    return fine if is_fine else usual
 
 
 def _least_bytes(topology: Topology) -> int:
