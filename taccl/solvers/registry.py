@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from taccl._internal.html import table as html_table
 from taccl._internal.names import did_you_mean, table
+from taccl._internal.packages import installed_version
 from taccl.errors import InputError
 from taccl.solvers.worker import Outcome, run_task
 
@@ -145,7 +143,7 @@ class Backends:
 
 def backends() -> Backends:
     """All backends: this package's own, and every known solver."""
-    version = _version("taccl")
+    version = installed_version("taccl")
     own = [
         SolverInfo("auto", True, version, "a portfolio of greedy, cpsat and local search", None, None),
         SolverInfo("greedy", True, version, "baselines and list schedulers, no solver", None, None),
@@ -158,26 +156,5 @@ def backends() -> Backends:
 
 def package_versions() -> dict[str, str]:
     """{package: version} of Python, taccl and the solver packages."""
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: installed_version(name) for name in _PACKAGES}
     return {"python": platform.python_version()} | {n: v for n, v in versions.items() if v is not None}
-
-
-def _version(package: str) -> str | None:
-    return _installed().get(package)
-
-
-@functools.cache
-def _installed() -> dict[str, str]:
-    """{package: version} of what is installed, by the names of the folders or files of metadata.
-
-    To read these with `importlib.metadata` takes 3 ms a package.
-    """
-    found: dict[str, str] = {}
-    for folder in sys.path:
-        with suppress(OSError):
-            for each in os.listdir(folder or "."):
-                name, _, rest = each.partition("-")
-                if rest.endswith((".dist-info", ".egg-info")):
-                    version = rest.removesuffix(".dist-info").removesuffix(".egg-info").partition("-")[0]
-                    found.setdefault(name.lower(), version)
-    return found

@@ -15,12 +15,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from taccl._internal.address_space import MEMORY_WORDS
 from taccl._internal.units import format_s
-from taccl.solvers.process import WORKERS, Process
 from taccl.solvers.wire import encode
+
+if TYPE_CHECKING:
+    from taccl.solvers.process import Process, Workers
 
 _LOG = logging.getLogger(__name__)
 
@@ -127,7 +129,7 @@ class _Task:
         """Start the task on a worker, and return its outcome."""
         for _ in range(3):  # an idle worker may have died since its last task
             try:
-                self.process = WORKERS.acquire(self.family)
+                self.process = _workers().acquire(self.family)
             except OSError as error:
                 return self._outcome("crashed", f"the worker process could not be started: {error}")
             if self.process.begin(request):
@@ -195,7 +197,7 @@ class _Task:
         if kind == "out-of-memory" or (self.memory_limit_mb is not None and failed):
             self.process.end()  # its memory and loaded libraries are in an unknown state
         else:
-            WORKERS.release(self.process)
+            _workers().release(self.process)
         if message.get("traceback"):
             _LOG.debug("task %d failed in its worker:\n%s", self.number, message["traceback"])
         return self._outcome(kind, message.get("message", ""), result)
@@ -204,10 +206,17 @@ class _Task:
         return Outcome(status, result, self.last_progress, message, time.monotonic() - self.start_s)
 
 
+def _workers() -> Workers:
+    """All workers; to load what they need takes 7 ms of CPU."""
+    from taccl.solvers.process import WORKERS
+
+    return WORKERS
+
+
 def warm_up(family: str) -> None:
     """Start a worker unless one is idle, so that the next task begins without delay."""
     with contextlib.suppress(OSError):
-        WORKERS.release(WORKERS.acquire(family))
+        _workers().release(_workers().acquire(family))
 
 
 def _diagnose(code: int, tail: str, memory_limit_mb: int | None) -> tuple[Status, str]:
