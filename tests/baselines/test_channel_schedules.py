@@ -43,11 +43,12 @@ def problem_of(topology, collective, size="256MB"):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", ("1KB", "32KB", "1MB", "32MB", "256MB", "1GB") if MANY else ("256MB",))
 @pytest.mark.parametrize("collective", COLLECTIVES if MANY else ("allreduce",))
 @pytest.mark.parametrize(("name", "nodes"), thinned(_NODES, every=5))
-def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
-    """On every machine, alone and in clusters, the schedule takes the model's time."""
-    assert agrees(problem_of(parse(name, nodes=nodes), collective))
+def test_the_schedule_takes_what_the_model_says(name, nodes, collective, size):
+    """On every machine, alone and in clusters, the schedule takes the model's time at every size."""
+    assert agrees(problem_of(parse(name, nodes=nodes), collective, size))
 
 
 @pytest.mark.slow
