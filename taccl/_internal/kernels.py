@@ -67,6 +67,14 @@ def is_compiled(kernel: Any) -> bool:
     return not isinstance(kernel, _Kernel) or kernel.is_compiled
 
 
+def is_loaded(kernel: Any) -> bool:
+    """True if a kernel's compiled code is in this process, so that it runs at once."""
+    if not isinstance(kernel, _Kernel):
+        return True
+    dispatcher = vars(kernel).get("_dispatcher")
+    return dispatcher is not None and bool(getattr(dispatcher, "signatures", True))
+
+
 class _Kernel(StampedFunction):
     """Stand-in for numba's dispatcher of a function, which is created when first needed.
 

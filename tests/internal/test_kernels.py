@@ -94,9 +94,9 @@ def test_what_is_compiled_is_known_before_it_is_loaded(small):
     scaled = small().scaled
     assert not kernels.is_compiled(scaled)
     scaled(1)
-    assert kernels.is_compiled(scaled)
+    assert kernels.is_compiled(scaled) and kernels.is_loaded(scaled)
     later = small().scaled
-    assert not later.signatures
+    assert not later.signatures and not kernels.is_loaded(later)
     assert kernels.is_compiled(later)
     assert not kernels.is_compiled(small().shifted)
     small.path.write_text(SOURCE.replace("2 * x", "3 * x  # more"))

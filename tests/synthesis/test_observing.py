@@ -13,7 +13,9 @@ import taccl
 from taccl._internal.deadline import Cancellation, Deadline, OutOfTime
 from taccl.synthesis import improving, synthesize
 from taccl.synthesis.budget import Turn, run
+from taccl.synthesis.improve import improvement
 from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import compiling, ruin, stages
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
@@ -122,12 +124,23 @@ def test_kernels_that_there_is_no_time_to_compile_are_a_row(monkeypatch):
 
 @pytest.mark.parametrize("is_kept, said", [(True, "needs at least 0.5 s"), (False, "are not compiled")])
 def test_a_short_time_is_not_blamed_on_compiled_kernels(monkeypatch, is_kept, said):
-    """With compiled kernels, the reason for a skipped stage is the time that it needs to run."""
+    """With compiled kernels, the reason for a skipped stage is the time that it needs to load and to run them."""
+    monkeypatch.setattr(improvement, "is_loaded", lambda kernel: False)
+    monkeypatch.setattr(improvement, "is_compiled", lambda kernel: is_kept)
     monkeypatch.setattr(compiling, "is_quick", lambda *_: False)
     monkeypatch.setattr(compiling, "is_kept", lambda name: is_kept)
     problem = taccl.make_problem(taccl.topologies.ring(2), "allgather", size_bytes=2, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(10), limit_s=0.36)
     assert said in compiling.too_short(search) and "0.36 s" in compiling.too_short(search)
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_loaded_kernels_run_even_if_little_time_is_left(monkeypatch, is_loaded):
+    """Kernels that are in memory need 0.1 s; those on disk need 0.5 s."""
+    monkeypatch.setattr(improvement, "is_loaded", lambda kernel: is_loaded)
+    monkeypatch.setattr(improvement, "is_compiled", lambda kernel: True)
+    for limit_s in (0.09, 0.12, 0.48, 0.51):
+        assert improvement.is_quick(limit_s, DEFAULTS) == (limit_s > (0.1 if is_loaded else 0.5))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from taccl._internal.kernels import is_compiled
+from taccl._internal.kernels import is_compiled, is_loaded
 from taccl.problem.collectives import make
 from taccl.problem.costs import hold_columns
 from taccl.problem.making import make_problem
@@ -48,6 +48,8 @@ _THRESHOLD = 0.01
 #: `_ECONOMY`: weight of resource usage.
 #: `_SHARPNESS`: number of times that lateness is squared, so that sends in the last tenth count most.
 _LATENESS, _ECONOMY, _SHARPNESS = 0.5, 0.1, 5
+#: Min seconds left to run the kernels if they are loaded in this process.
+_LOADED_S = 0.1
 #: `_TURNS_PER_SEND`: max iterations (turns) per send in the first run.
 #: `_RUN_SENDS`: max product of iterations and sends in the first run.
 _TURNS_PER_SEND, _RUN_SENDS = 100, 10_000_000
@@ -67,9 +69,16 @@ def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most
 
 
 def is_quick(limit_s: float, parameters: SearchParameters) -> bool:
-    """True if the time limit suffices to run the kernels, and to compile them if that is not done yet."""
+    """True if the time limit suffices to run the kernels, and to load or compile them if necessary."""
+    return limit_s >= least_s(parameters)
+
+
+def least_s(parameters: SearchParameters) -> float:
+    """Min seconds left to run the kernels: fewer if they are compiled, and fewest if they are loaded."""
     choice = parameters.choice
-    return limit_s >= (choice.compiled_s if is_compiled(improve) else choice.compiling_s)
+    if is_loaded(improve):
+        return min(_LOADED_S, choice.compiled_s)
+    return choice.compiled_s if is_compiled(improve) else choice.compiling_s
 
 
 class Improvement:

@@ -32,7 +32,12 @@ from taccl.problem.collectives import make
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses, Problem
 from taccl.solvers.worker import Outcome, run_task
-from taccl.synthesis.improve.improvement import compile_improvement, is_quick, suits_improvement
+from taccl.synthesis.improve.improvement import (
+    compile_improvement,
+    is_quick,
+    least_s,
+    suits_improvement,
+)
 from taccl.synthesis.kernels.drawing_kernel import spread_by_draws
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.flow_kernel import compile_flows, flow_up_to, largest_shortfall
@@ -223,8 +228,9 @@ def too_short(search: Search) -> str:
     if is_quick(search.limit_s, search.parameters):
         return ""
     if is_kept(IMPROVEMENT):
-        needed_s = search.parameters.choice.compiled_s
-        return f"needs at least {needed_s:g} s, and the search has {format_s(search.limit_s)}"
+        return (
+            f"needs at least {least_s(search.parameters):g} s, and the search has {format_s(search.limit_s)}"
+        )
     return f"its kernels are not compiled, and {format_s(search.limit_s)} are too few to compile them"
 
 
