@@ -141,7 +141,7 @@ PLAIN_CASES = (
         "broadcast",
         16 * MB,
         16,
-        gap=0.15,
+        gap=0.17,
     ),  # fmt: skip
 )
 
