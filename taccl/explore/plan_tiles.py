@@ -13,6 +13,7 @@ from itertools import pairwise
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.scopes import cuts_s
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TacclWarning
@@ -204,20 +205,21 @@ def range_of(
 def _bound(problem: Problem, seconds: float, known: KnownBounds) -> Certificate:
     """Lower bound over all chunkings; after `seconds` (min `_LEAST_BOUND_S`), a known or a trivial bound.
 
-    Without any time, a known bound is not computed again.
+    Without any time, a known bound is not computed again, and none that would surely take too long is begun.
     """
     budget_s = max(seconds, _LEAST_BOUND_S) / 2
     found = known.get((problem.topology.protocol, problem.size_bytes))
     # A known bound also holds for problems that allow no more merging than the problem it was proved for.
     if found is not None and not _merges(problem.clauses, within=found.problem.clauses):
         found = None
-    if found is not None and not seconds:
-        return found
+    trivial = no_bound(problem, divisible=True)
+    if not seconds and (found is not None or cuts_s(problem) > _LEAST_BOUND_S):
+        return found or trivial
     try:
         with Deadline.after(2 * budget_s).enforced():
             return lower_bound(problem, divisible=True, budget_s=budget_s, limit_s=2 * budget_s)
     except OutOfTime:
-        return no_bound(problem, divisible=True) if found is None else found
+        return found or trivial
 
 
 def _merges(clauses: Clauses, *, within: Clauses) -> bool:

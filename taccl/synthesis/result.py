@@ -334,9 +334,12 @@ class Result:
         """
         return standing(self.bound_in_chunks, self.schedule.finish, self.bound_over_all_chunkings)
 
-    def over_all_chunkings(self) -> Result:
-        """The result with the bound over all chunkings, for a problem that left the number of chunks open."""
-        every = self.bound_over_all_chunkings
+    def over_all_chunkings(self, *, at_once: bool = False) -> Result:
+        """The result with the bound over all chunkings, for a problem that left the number of chunks open.
+
+        - `at_once`: True to compute none; a bound that the search has found counts.
+        """
+        every = known_bound_over_all_chunkings(self.bound) if at_once else self.bound_over_all_chunkings
         return self if every is None else replace(self, bound=every, bound_of_chosen=self.bound)
 
     def to_dict(self) -> dict[str, Any]:

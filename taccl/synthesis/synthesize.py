@@ -210,7 +210,7 @@ def synthesize(
             with limit.interruptible():
                 run(whole, LAST_OF_OTHERS if is_met else LAST)
         found = _inverted(whole.earliest_search, whole, transforms, options)
-        found = found.over_all_chunkings() if is_open else found
+        found = found.over_all_chunkings(at_once=limit.has_passed) if is_open else found
         return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=not transforms)
 
 

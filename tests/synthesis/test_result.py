@@ -259,6 +259,17 @@ def test_result_of_a_schedule_made_elsewhere():
     assert "0.25 s" in repr(found)
 
 
+def test_no_bound_over_all_chunkings_is_computed_at_once():
+    """Without time, only a bound over all chunkings that is known counts."""
+    schedule = taccl.baselines.baseline("ring", problem_of(ring(4), collectives.allgather(4)))
+    bound = taccl.lower_bound(schedule.problem, divisible=False)
+    result = Result(schedule, bound, "ring", Stages(), 0.0)
+    assert result.over_all_chunkings(at_once=True) is result
+    every = result.over_all_chunkings()
+    assert every.bound.divisible
+    assert result.over_all_chunkings(at_once=True) == every
+
+
 def test_frames_of_stages_and_trace():
     """Frames of stages and trace keep the order of rows; unknown numbers are NaN."""
     stages = Stages(

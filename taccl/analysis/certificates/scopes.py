@@ -59,7 +59,7 @@ def bound_over_all_chunkings(
     problem = bound.problem
     if bound.divisible:
         return bound
-    moves = problem.collective.num_chunks * len(problem.topology.links)
+    moves = _num_moves(problem)
     is_large = moves > _MOST_MOVES
     found: dict[InNetworkGrant, _Found] = problem.cache.setdefault(_CACHE, {})
     known = found.get(bound.in_network)
@@ -68,7 +68,7 @@ def bound_over_all_chunkings(
         end_s = min(most_s, math.inf if moves <= _BRIEF_MOVES else _END_TIMES * budget_s)
         if is_large:
             budget_s, end_s = 0.0, max(_CUT_S, end_s)
-            if moves * _CUT_S_PER_MOVE > end_s:
+            if cuts_s(problem) > end_s:
                 return None
         elif end_s < busy_factor() * _LEAST_END_S:  # more than cuts would be begun in vain
             end_s = 0.0
@@ -91,6 +91,16 @@ def bound_over_all_chunkings(
             priced = of_size(priced, problem.size_bytes)
             known = found[bound.in_network] = _Found(stronger(priced, known.bound), known.used_s)
     return known.bound
+
+
+def _num_moves(problem: Problem) -> int:
+    """Number of pairs of a chunk and a link."""
+    return problem.collective.num_chunks * len(problem.topology.links)
+
+
+def cuts_s(problem: Problem) -> float:
+    """Approximate CPU seconds of a bound by cuts around nodes and ranks, the quickest for a large problem."""
+    return _num_moves(problem) * _CUT_S_PER_MOVE
 
 
 def known_bound_over_all_chunkings(bound: Certificate) -> Certificate | None:
