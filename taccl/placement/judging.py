@@ -81,10 +81,11 @@ class Judgement:
         if not self.gains:
             doubt = ", and no clusters of hosts are clearly apart: the gain may be noise"
             return f"not judged against noise: {self.reason}{'' if self.has_clusters else doubt}"
+        is_small = self.verdict == "within noise" and self.gain > 1 + _LEAST and self.basis != _DIRECTIONS
         return (
             f"{self.verdict}: orders chosen on one half of the {self.basis} are {self.gain:.3g} times as "
             f"fast on the other half, at least {self.least:.3g} times with {1 - _LEVEL:.0%} confidence"
-        )
+        ) + ("; more passes tell smaller gains (taccl probe --passes)" if is_small else "")
 
     def to_dict(self) -> dict[str, Any]:
         """The judgement as plain values."""

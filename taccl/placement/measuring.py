@@ -23,11 +23,11 @@ from taccl.placement.probe import (
     FEWER,
     FEWEST,
     MAX_ASYMMETRY,
-    PASSES,
     WARM_UP,
     Probe,
     is_few,
     median_of_known,
+    passes_of,
     probe_work,
 )
 from taccl.runtime.environment import joined, launched_by
@@ -62,6 +62,7 @@ def probe(
     rounds: Count | None = None,
     size: Size = "1MB",
     repetitions: Count = 20,
+    passes: Count | None = None,
     few: bool = False,
     path: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -71,7 +72,7 @@ def probe(
 
     In each of n - 1 rounds (n if n is odd) every rank has one partner. First a small message goes back and
     forth, which gives latencies; then a large message is answered by a small one, which gives bandwidths. All
-    rounds are repeated in four passes, from which `taccl.reorder` tells structure from noise. If a machine
+    rounds are repeated in several passes, from which `taccl.reorder` tells structure from noise. If a machine
     has more ranks than cores, pairs are measured one at a time. If hosts form clusters, the ranks of each
     send out first one by one, then together, which shows whether they share an uplink.
 
@@ -87,8 +88,12 @@ def probe(
     size : int or str
         Size of the large messages.
     repetitions : int
-        Number of small messages of a pair in all passes. The number of large messages is a quarter of that,
-        and at least three in each pass. Results are medians over each pass, then over passes.
+        Number of small messages of a pair in all passes, at least one in each. The number of large messages
+        is a quarter of that, and at least three in each pass. Results are medians over each pass, then over
+        passes.
+    passes : int, optional
+        Number of passes over all pairs. Default: four. More passes tell smaller gains of `taccl.reorder` from
+        noise that differs from pass to pass.
     few : bool
         Whether to measure only O(n log n) pairs, find clusters from these, and check the clusters on held-out
         pairs. With fewer than 32 ranks all pairs are measured. Such a probe cannot be resumed.
@@ -109,6 +114,7 @@ def probe(
     request = {
         "rounds": rounds, "size": parse_size(size, where="size"), "repetitions": repetitions,
         "path": None if path is None else os.path.abspath(path), "overwrite": overwrite, "few": few,
+        "passes": passes,
     }  # fmt: skip
     launch = launched_by()
     if comm is None and launch is None:
@@ -148,8 +154,8 @@ class _ProbeRank:
     ) -> None:
         self.comm, self.expect = comm.Dup(), expect
         self.note = note if comm.rank == 0 else lambda _: None
-        passes = min(PASSES, int(request["repetitions"]))
-        self.repetitions, self.overwrite = int(request["repetitions"]) // passes, bool(request["overwrite"])
+        passes, self.repetitions = passes_of(int(request["repetitions"]), request["passes"])
+        self.overwrite = bool(request["overwrite"])
         self.path = None if request["path"] is None else Path(request["path"])
         self.part = None if self.path is None else self.path.with_name(self.path.name + ".part")
         every, number = comm.size - 1 + comm.size % 2, request["rounds"]
@@ -162,7 +168,7 @@ class _ProbeRank:
         self.assumed: tuple[str, ...] = ()
         self.work = probe_work(
             comm.size, rounds=len(chosen), size=int(request["size"]), repetitions=int(request["repetitions"]),
-            few=self.is_few,
+            few=self.is_few, passes=passes,
         )  # fmt: skip
         shape = passes, comm.size, comm.size
         self.latency_us, self.gb_per_s, self.spread = (np.full(shape, np.nan) for _ in range(3))

@@ -74,10 +74,17 @@ def is_few(num_ranks: int) -> bool:
     return num_ranks >= _FEWEST_HOSTS
 
 
-def probe_work(num_ranks: int, *, rounds: int, size: int, repetitions: int, few: bool) -> ProbeWork:
+def passes_of(repetitions: int, passes: int | None) -> tuple[int, int]:
+    """(passes over all pairs, small messages of a pair in each pass); the default is four passes."""
+    passes = passes or min(PASSES, repetitions)
+    return passes, max(1, repetitions // passes)
+
+
+def probe_work(
+    num_ranks: int, *, rounds: int, size: int, repetitions: int, few: bool, passes: int | None = None
+) -> ProbeWork:
     """Work of a probe of `rounds` rounds, or of few pairs, with large messages of `size` bytes."""
-    passes = min(PASSES, repetitions)
-    each = repetitions // passes
+    passes, each = passes_of(repetitions, passes)
     large = max(FEWEST, each // FEWER) + WARM_UP
     small = each + WARM_UP
     pairs, together = rounds * (num_ranks // 2), num_ranks // 2

@@ -105,6 +105,8 @@ def test_the_work_is_that_of_the_messages():
     work = probe_work(2, rounds=1, size=100, repetitions=4, few=False)
     assert (work.passes, work.pairs, work.rounds) == (4, 1, 1)
     assert work.num_bytes == 4 * 2 * (4 * 2 + 6 * 101)
+    more = probe_work(2, rounds=1, size=100, repetitions=4, few=False, passes=6)
+    assert (more.passes, more.num_bytes) == (6, 6 * 2 * (4 * 2 + 6 * 101))
 
 
 def test_work_is_stated_beforehand(capsys, tmp_path):

@@ -32,6 +32,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "size of the messages that measure bandwidth; with --collectives, the largest size"
     add_options(verb, "--size", default="1MB", help=help)
     option(verb, "--repetitions N", "timed messages per pair", positive, default=20)
+    help = "passes over all pairs (default 4); more tell smaller gains from noise (`taccl reorder`)"
+    option(verb, "--passes N", help, positive)
     help = "measure the MPI library's collectives with each of its algorithms; write its rules to FILE"
     option(verb, "--collectives", help)
     help = "with --collectives: command that starts the ranks of each run, instead of -n"
@@ -57,7 +59,7 @@ def run(options: argparse.Namespace) -> Answer:
             return _work(options)
         if options.few:
             refuse(options, ("rounds",), "found with --few, which chooses its rounds; leave it out")
-        given = picked(options, "ranks", "rounds", "size", "repetitions", "few", "overwrite")
+        given = picked(options, "ranks", "rounds", "size", "repetitions", "passes", "few", "overwrite")
         found = probe(**given, path=options.output, note=note)
     values = {name: value for name, value in found.to_dict().items() if name not in ("format", "version")}
     return Answer(f"{_text(found)}\n\nwritten to {shown(options.output)}", values)
@@ -73,7 +75,12 @@ def _work(options: argparse.Namespace) -> Answer:
     rounds = rounds if options.rounds is None else min(rounds, max(2, options.rounds))
     size = parse_size(options.size, where="--size")
     found = probe_work(
-        options.ranks, rounds=rounds, size=size, repetitions=options.repetitions, few=options.few
+        options.ranks,
+        rounds=rounds,
+        size=size,
+        repetitions=options.repetitions,
+        few=options.few,
+        passes=options.passes,
     )
     return Answer(str(found), asdict(found))
 
@@ -81,9 +88,9 @@ def _work(options: argparse.Namespace) -> Answer:
 def _tuned(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
     from taccl.placement.tuning import measure_collectives
 
-    refuse(
-        options, ("rounds",), f"found {options.rounds} with --collectives, which has no rounds; leave it out"
-    )
+    for name in ("rounds", "passes"):
+        said = f"found {getattr(options, name)} with --collectives, which has no {name}; leave it out"
+        refuse(options, (name,), said)
     if options.mpiexec is not None:
         refuse(options, ("ranks",), f"found {options.ranks} with --mpiexec; leave it out")
     command = options.mpiexec or ""
