@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from taccl.baselines.moves import Ints
     from taccl.baselines.multiplying_mix_times import Delay
 
-#: `_AT_ONCE`: moves between two looks at the deadline (about 30 ms of CPU).
+#: `_AT_ONCE`: moves between two looks at the deadline (about 6 ms of CPU).
 #: `_COLD`: temperature at the end of a run, as a share of the estimated finish.
 #: `_SHARE`: max share of the time left for annealing.
 #: `_COMPILE_S`: CPU seconds to compile the kernel, if that was not done before.
 #: `_LEAST_S`: min CPU seconds for annealing once the kernel is loaded, which takes 0.2 s of CPU.
-_AT_ONCE, _COLD, _SHARE, _COMPILE_S, _LEAST_S = 10_000, 0.000_02, 0.95, 3.0, 0.1
+_AT_ONCE, _COLD, _SHARE, _COMPILE_S, _LEAST_S = 2_000, 0.000_02, 0.95, 3.0, 0.1
 _VERBS = {"scatter": SCATTER, "sum": SUM, "gather": GATHER}
 
 
@@ -125,12 +126,15 @@ class Annealing:
         if not self._has_kernel:
             self._has_kernel = True
             self._until = self._until.at_least(_LEAST_S * busy_factor())
-        heats = ticks[0] * warm * (_COLD / warm) ** (np.arange(moves) / moves)
-        for begin in range(0, moves, _AT_ONCE):
-            if self._until.has_passed:
-                break
-            some = heats[begin : begin + _AT_ONCE]
+        first, cooled = ticks[0], np.arange(moves) / moves
+        while len(cooled) and not self._until.has_passed:
+            began_s, some = time.monotonic(), first * warm * (_COLD / warm) ** cooled[:_AT_ONCE]
             anneal(self._plans, self._steps, mixes, self._room, ticks, some, shares, random)
+            cooled = cooled[_AT_ONCE:]
+            # A run that time would cut off cools down faster, as it gains most at low temperatures.
+            fit = len(some) * self._until.left_s / max(time.monotonic() - began_s, 1e-9)
+            if fit < len(cooled):
+                cooled = np.linspace(cooled[0], 1, max(1, int(fit)), endpoint=False)
         number, plans = mixes.number[0], [*self._place]
         found = zip(*(each[0, :number].tolist() for each in mixes[1:]), strict=True)
         return [(plans[place], size, (step, delay / self._per_us)) for place, size, step, delay in found]

@@ -736,3 +736,50 @@ def test_estimates_are_not_exact_if_latency_occupies_links_alone():
         for topology in (taccl.topologies.dgx2(2), taccl.topologies.dgx_h100(2))
     ]
     assert exact == [False, True]
+
+
+class _Clock:
+    """Clock that stands still, unless it is set, and a deadline on it."""
+
+    def __init__(self, end_s):
+        self.now_s, self.end_s = 0.0, end_s
+
+    def monotonic(self):
+        return self.now_s
+
+    def sooner(self, _):
+        return self
+
+    at_least = sooner
+
+    @property
+    def left_s(self):
+        return max(0.0, self.end_s - self.now_s)
+
+    @property
+    def has_passed(self):
+        return self.left_s == 0
+
+
+@pytest.mark.parametrize(("end_s", "num_batches", "is_cut"), [(1000.0, 10, False), (8.0, 7, True)])
+def test_annealing_cools_down_in_the_time_left(end_s, num_batches, is_cut, monkeypatch):
+    """Each batch of moves takes a second here; a run without time for all of its moves still ends cold."""
+    annealing = multiplying_annealing
+    clock, heats = _Clock(end_s), []
+
+    def anneal(*given):
+        given[4][:] = 100.0
+        heats.append(given[5])
+        clock.now_s += 1.0
+
+    monkeypatch.setattr(annealing, "time", clock)
+    monkeypatch.setattr(annealing, "anneal", anneal)
+    problem = make_problem(taccl.topologies.ring(2), "allreduce", size_bytes=2)
+    times, plan = StepTimes(problem, Grid(problem)), PlanPart((Digit(False, 2, 1),))
+    search = annealing.Annealing(times, np.zeros(1, np.int64), [plan], most_parts=1, until=clock)
+    search.improved([(plan, 2, (0, 0.0))], annealing.Run(10 * annealing._AT_ONCE, 0.5), 0)
+    batches = heats[1:]  # the first call only loads the kernel
+    assert len(batches) == num_batches
+    assert batches[0][0] == 50.0
+    assert batches[-1][-1] == pytest.approx(100 * annealing._COLD, rel=0.01)
+    assert (sum(map(len, batches)) < 10 * annealing._AT_ONCE) == is_cut
