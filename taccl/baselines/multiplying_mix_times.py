@@ -111,12 +111,10 @@ class MixTimes:
     def __init__(self, times: StepTimes, parts: Sequence[PlanPart], *, spreads: bool = False) -> None:
         self._times, self.parts, self._spreads = times, parts, spreads
         self.num_chunks = times.problem.collective.num_chunks
-        digits = dict.fromkeys(
-            (digit.undivided, verb != "scatter")
-            for part in parts
-            for verb, digit in part.steps(spreads=spreads)
-            if _fits(times, digit)
-        )
+        every = {
+            (digit, verb != "scatter"): None for part in parts for verb, digit in part.steps(spreads=spreads)
+        }
+        digits = dict.fromkeys((digit.undivided, is_same) for digit, is_same in every if _fits(times, digit))
         self.resources = _limiting_resources(times, digits)
         #: Place of each resource of the topology in `resources`, -1 if it has none.
         self._place = np.full(len(times.problem.topology.resources), -1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import lru_cache
 from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -126,11 +127,17 @@ def times_of(problem: Problem) -> StepTimes:
     return StepTimes(problem, Grid(problem))
 
 
+@lru_cache(maxsize=16)
+def _mixable(num_nodes: int, num_local: int, *, most: int) -> tuple[PlanPart, ...]:
+    """Distinct plans of `all_mixable`; problems in other chunks share them."""
+    return tuple(dict.fromkeys(all_mixable(num_nodes, num_local, most=most)))
+
+
 @cached
 def _mixes_of(times: StepTimes) -> MixTimes:
     """Estimator of mixed plans, whose parts may each have any of the mixable plans."""
     ranks = times.grid.ranks
-    parts = dict.fromkeys(all_mixable(*ranks.shape, most=1 + MOST_SENDS // ranks.size))
+    parts = _mixable(*ranks.shape, most=1 + MOST_SENDS // ranks.size)
     # Estimates of divided messages assume that messages between nodes take turns.
     divisible = all(times.takes_turns(digit) for part in parts for digit in part.scattered if digit.across)
     return MixTimes(times, [part for part in parts if divisible or not part.is_divided])

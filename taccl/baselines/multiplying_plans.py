@@ -77,7 +77,7 @@ class Digit(NamedTuple):
     @property
     def undivided(self) -> Digit:
         """The digit with one message for each partner."""
-        return self._replace(pieces=1, own=0)
+        return self._replace(pieces=1, own=0) if self.is_divided else self
 
 
 class PlanPart(NamedTuple):
