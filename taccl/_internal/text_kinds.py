@@ -115,7 +115,7 @@ TEXTS = (
         r"|\bBW (peak|average)\[|\bt_typical\[usec\]",
         FIT,
     ),
-    Text("log of OSU micro-benchmarks", r"^#\s*OSU\s", FIT),
+    Text("log of OSU micro-benchmarks", r"^[ \t]*#\s*OSU\s", FIT),
     Text(
         "log of DeepSpeed's communication or of all_reduce_bench.py",
         r"^-* ?Performance of \w+ on \d+ devices|^Comm\. Op\s+Message Size\b"

@@ -92,6 +92,10 @@ OTHER_FORMS = [
     ("                    Send Bidirectional BW Test\n", "log of perftest (ib_write_bw and its kind)"),
     ("                    RDMA_Read Latency Test\n", "log of perftest (ib_write_bw and its kind)"),
     ("# OSU MPI-CUDA All-to-All Personalized Exchange Latency Test v7\n", "log of OSU micro-benchmarks"),
+    (
+        "# Notes\n\n    # OSU MPI Bandwidth Test v7.5\n    # Size  Bandwidth (MB/s)\n    1  2.1\n    2  4.2\n",
+        "log of OSU micro-benchmarks",
+    ),
     ("#   size   count   time   algbw   busbw  #wrong\n", "table of measured times"),
     ("0: 1024 256 bfloat16 sum -1 12.1 0.08 0.15 0\n", "log of nccl-tests or rccl-tests"),
     ("Machine (62GB)\n  Package L#0\n", "topology of hwloc (lstopo)"),
