@@ -193,10 +193,15 @@ def _until_last(search: Search) -> Deadline:
 
 
 def _ruin_finer(search: Search) -> None:
-    """Ruin and recreate on the earliest schedule, if it is not in the chunks of the main search."""
-    earliest = search.earliest_search
+    """Ruin and recreate on the earliest schedule, if it is not in the chunks of the main search.
+
+    Partial sums are then exchanged in the new schedule, too.
+    """
+    earliest, known_us = search.earliest_search, search.earliest_us
     if not earliest.choice and suits_improvement(earliest.problem):
         ruin_and_recreate(earliest)
+        if search.earliest_us < known_us and sums_anywhere(search.problem):
+            offer_exchanged(earliest)
 
 
 def _exchange_finer(search: Search) -> None:
@@ -347,9 +352,9 @@ LAST_BOUND = Turn(OwnProposer("bound over all chunkings", _bound_in_rest), _may_
 #: Proposers in other chunks than the search's, even if its schedule is optimal for these.
 LAST_OF_OTHERS: tuple[Turn, ...] = (
     Turn(OwnProposer("nearby chunks", offer_nearby), _may_merge, improves=True),
-    Turn(OwnProposer("ruin and recreate in finer chunks", _ruin_finer), _may_merge, improves=True),
     Turn(OwnProposer("exchange in finer chunks", _exchange_finer, sums_anywhere), _may_merge, improves=True),
     Turn(OwnProposer("merged messages", offer_merged, gathers_or_scatters), _may_merge, improves=True),
+    Turn(OwnProposer("ruin and recreate in finer chunks", _ruin_finer), _may_merge, improves=True),
     LAST_BOUND,
 )
 #: Proposers that use the time left after the search.

@@ -5,11 +5,16 @@ from collections import Counter
 
 import pytest
 
-from taccl import collectives, make_problem, verify
+from taccl import collectives, lower_bound, make_problem, verify
+from taccl._internal.deadline import Deadline
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.proposers import table
 from taccl.synthesis.proposers.finer import cut
 from taccl.synthesis.proposers.priced_trees import along, sums_of_some
+from taccl.synthesis.search import Options, Search
 from taccl.synthesis.trees.priced import rounded, tree_shares
 from taccl.topology import fabrics, machines
+from tests.effort import AMPLE_S
 from tests.synthesis.small_problems import MB, full
 
 
@@ -94,3 +99,24 @@ def test_trees_suit_random_sums(topology):
 def test_other_problems_have_other_proposers(problem):
     """Sums that all ranks share, copies, and latency-bound sums are left to other proposers."""
     assert not sums_of_some(problem)
+
+
+@pytest.mark.slow
+def test_the_earliest_schedule_in_other_chunks_is_improved():
+    """Ruin and recreate follows a schedule in finer chunks, such as a baseline's, until it meets the bound."""
+    problem = make_problem(fabrics.ring(3, alpha_us=0), "allgather", size_bytes=12)
+    finer = cut(problem, 2)
+    onward = {
+        link.srcs[0]: e
+        for e, link in enumerate(finer.topology.links)
+        if link.dsts[0] == (link.srcs[0] + 1) % 3
+    }
+    hops = [(c, onward[(c // 2 + hop) % 3]) for hop in range(2) for c in range(6)]
+    chunk, link = zip(*hops, strict=True)
+    late = exact_times(finer, chunk=chunk, link=link, sequence=range(len(hops)), producer="one way")
+    search = Search(problem, Options(), Deadline.after(AMPLE_S), asked=problem)
+    other = search.beside(finer, bound=lower_bound(finer))
+    other.offer_whole(late, producer="one way")
+    search.others.append(other)
+    table._ruin_finer(search)
+    assert other.is_met and other.best.producer == "ruin and recreate"
