@@ -289,10 +289,9 @@ def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, 
     for switch in range(network.num_ranks, network.num_nodes):
         into = sorted((path for path in state.left if state.ends(path)[1] == switch), key=state.ends)
         out = sorted((path for path in state.left if state.ends(path)[0] == switch), key=state.ends)
-        excess = sum(map(state.left.__getitem__, into)) - sum(map(state.left.__getitem__, out))
-        for path in into if excess > 0 else out:  # make the capacities into and out of the switch equal
-            lowered = state.lower([path], min(abs(excess), state.left[path]))
-            excess -= lowered if excess > 0 else -lowered
+        totals = [sum(map(state.left.__getitem__, paths)) for paths in (into, out)]
+        if totals[0] != totals[1]:
+            state.lower_to(into if totals[0] > totals[1] else out, min(totals))
         for a, b in _paired(state, switch, into, out):
             if a + b in parts:
                 state.lower([a, b], min(state.left[a], state.left[b]), whole=a + b)
@@ -362,6 +361,26 @@ class _Splitting:
         if whole is not None and kept < most:
             self.left[whole] = self.left.get(whole, 0) + most - kept
         return most - kept
+
+    def lower_to(self, paths: list[Path], enough: int) -> None:
+        """Lower capacities of paths to `enough` in total: those of the last paths, in equal proportions.
+
+        The first paths are dropped while the others together have twice that much, or one of them has enough.
+        So NICs that are faster together than the uplink behind them are not busy all the time, and sends
+        rarely wait for a NIC and the uplink at once.
+        """
+        total = sum(map(self.left.__getitem__, paths))
+        share = 1 if max(map(self.left.__getitem__, paths), default=0) >= enough else 2
+        for path in paths:
+            left = self.left[path]
+            most = left if total - left >= share * enough else 0
+            total -= self.lower([path], most)
+        excess = total - enough
+        shares = [excess * self.left[path] // total for path in paths] if share > 1 else []
+        for path, most in zip(paths, shares, strict=False):
+            excess -= self.lower([path], most)
+        for path in paths:
+            excess -= self.lower([path], min(excess, self.left[path]))
 
     def _change(self, paths: list[Path], amount: int, whole: Path | None) -> None:
         for path in paths:

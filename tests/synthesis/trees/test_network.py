@@ -118,3 +118,25 @@ def test_a_port_serves_one_partner_where_that_suffices():
     """Ranks behind one switch become a ring, so each port serves one partner."""
     *_, found = split(taccl.topologies.star(5), 1)
     assert len(found) == 5
+
+
+def test_nics_share_a_slower_uplink():
+    """Four NICs of 25 GB/s behind an uplink of 50 GB/s each send two of eight chunks, none of them four."""
+    builder = TopologyBuilder("uplinks", [0] * 4 + [1] * 4)
+    uplinks = [builder.add_resource(f"uplink {node}") for node in range(2)]
+    nics = [builder.add_resource(f"NIC {rank}") for rank in range(8)]
+    for src in range(8):
+        for dst in range(8):
+            if src != dst:
+                crosses = src // 4 != dst // 4
+                link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=40 if crosses else 1)
+                if crosses:
+                    builder.add_hold(link, nics[src], alpha_us=0, beta_us_per_mb=40)
+                    builder.add_hold(link, uplinks[src // 4], alpha_us=0, beta_us_per_mb=20)
+    topology = builder.build()
+    *_, found = split(topology, 2)
+    sent = np.zeros(8, int)
+    for link, count in found.items():
+        if topology.is_internode(link):
+            sent[topology.links[link].src] += count
+    assert sent.tolist() == [2] * 8
