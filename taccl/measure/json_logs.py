@@ -13,6 +13,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from taccl.errors import FormatError
+from taccl.measure.inspector import inspector_lines
 from taccl.measure.rows import element_bytes
 from taccl.measure.series import Series
 
@@ -37,9 +38,14 @@ _BRACKETS = re.compile(r"[\[\]{}]|\"(?:[^\"\\]|\\.)*+\"")
 
 
 def printed(text: str) -> str:
-    """Text that nccl-tests or rccl-tests prints, if `text` is what it writes to a file; else `text`."""
+    """Text that nccl-tests or rccl-tests prints, if `text` is what it writes to a file; else `text`.
+
+    Records of NCCL's Inspector become such text, too.
+    """
     found = [each for each in _objects(text) if isinstance(each.get("results"), list)]
     lines = [line for each in found for line in _lines(each)] or list(_lines_of_records(_records(text)))
+    if not lines and '"coll_perf"' in text:
+        lines = list(inspector_lines(_objects(text)))
     if not lines and '"results"' in text and (closed := _closed(text)):
         found = [each for each in _objects(closed) if isinstance(each.get("results"), list)]
         lines = [*(line for each in found for line in _lines(each)), CUT_OFF] if found else []

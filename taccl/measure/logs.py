@@ -20,6 +20,7 @@ from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError
 from taccl.measure.broken_rows import rows_without_debug, whole_rows
 from taccl.measure.debug_lines import debug_facts, is_debug
+from taccl.measure.inspector import INSPECTOR
 from taccl.measure.json_logs import CUT_OFF, printed, run_reports, series_of_reports
 from taccl.measure.log_runs import CPU_TIME, DEVICE, TIMES_IN_MS, LogRun, runs_in
 from taccl.measure.rows import plain
@@ -48,6 +49,9 @@ _LAUNCHED = {
     ),
     "operations were launched in CUDA graphs (-G), without a launch of their own": re.compile(
         r"\bgraph:\s*[1-9]"
+    ),
+    "times are of kernels, without launches, by NCCL's Inspector; each is the median of its size": re.compile(
+        f"^{INSPECTOR}", re.MULTILINE
     ),
     "times are of the CPU (-C), so they are computed from algbw, at 1 GB/s and more": CPU_TIME,
     "times are in ms (nccl-tests 1), to 1 us or as exactly as algbw states them": TIMES_IN_MS,

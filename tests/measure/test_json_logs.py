@@ -157,3 +157,27 @@ def test_places_of_rccl_tests_may_be_true_or_false(in_place, first_us):
     text = records().replace('"inPlace": 0', '"inPlace": false').replace('"inPlace": 1', '"inPlace": true')
     (series,) = log_of_text(text, "a.json", in_place=in_place).series
     assert series.times_us[0] == pytest.approx(first_us, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "parts"), [("AllReduce", "allreduce", 1), ("AllGather", "allgather", 8)]
+)
+def test_records_of_the_inspector_are_read(name, ours, parts):
+    """A size has the median time of its records; those of gathers state one rank's part.
+
+    Records of other kinds, and of communicators of one rank, are left out."""
+    records = [
+        {
+            "header": {"id": "0x1", "rank": rank, "n_ranks": num_ranks, "nnodes": min(2, num_ranks)},
+            "coll_perf": {"coll": coll, "coll_msg_size_bytes": size, "coll_exec_time_us": time_us},
+        }
+        for coll, num_ranks in ((name, 8), ("SendRecv", 8), (name, 1))
+        for size in (2**20, 2**26)
+        for rank, time_us in enumerate((size // 10**5, size // 10**5 + 1, size // 10**4))
+    ]  # fmt: skip
+    log = log_of_text("\n".join(map(json.dumps, records)), "inspector.log")
+    (series,) = log.series
+    assert (series.collective, series.num_ranks, series.num_nodes) == (ours, 8, 2)
+    assert series.size_bytes == (2**20 * parts, 2**26 * parts)
+    assert series.times_us == (11, 672)
+    assert any("without launches, by NCCL's Inspector" in note for note in log.notes)
