@@ -22,6 +22,12 @@ TEXTS = {
         " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
         " 65536      5000             92.07              91.16              0.17\n"
     ),
+    "log of NCCL's Inspector": (
+        '{"header":{"id":"0x1","rank":0,"n_ranks":8,"nnodes":1},"metadata":{"pid":1},"coll_perf":'
+        '{"coll":"AllReduce","coll_sn":0,"coll_msg_size_bytes":67108864,"coll_exec_time_us":671}}\n'
+        '{"header":{"id":"0x1","rank":0,"n_ranks":8,"nnodes":1},"metadata":{"pid":1},"coll_perf":'
+        '{"coll":"AllReduce","coll_sn":1,"coll_msg_size_bytes":8388608,"coll_exec_time_us":99}}\n'
+    ),
     "log of OSU micro-benchmarks": (
         "\n# OSU MPI Latency Test v7.4\n# Size       Avg Latency(us)\n1         1.10\n2        1.11\n"
     ),

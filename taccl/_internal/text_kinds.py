@@ -115,6 +115,7 @@ TEXTS = (
         r"|\bBW (peak|average)\[|\bt_typical\[usec\]",
         FIT,
     ),
+    Text("log of NCCL's Inspector", r'\A\s*\{"header":\s*\{"id":[^\n]*"coll_perf":', FIT),
     Text("log of OSU micro-benchmarks", r"^[ \t]*#\s*OSU\s", FIT),
     Text(
         "log of DeepSpeed's communication or of all_reduce_bench.py",
