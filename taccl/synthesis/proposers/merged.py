@@ -12,6 +12,7 @@ import numpy as np
 from taccl.baselines.chunking import may_merge, merging
 from taccl.baselines.moves import Sends
 from taccl.baselines.table import are_pairs
+from taccl.problem.costs import wide_links
 from taccl.schedule.combine import back_in_time, reverse
 from taccl.synthesis.bounding import look_for_bound_over_all_chunkings
 from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement
@@ -85,9 +86,11 @@ def _improved(schedule: Schedule, limits: Limits, turns: int) -> Schedule:
     """The schedule after ruin and recreate.
 
     A scatter is improved as a gather in reversed time: there, chunks join messages that wait for a link.
+    Multicasts cannot be reversed, as their reverse would have several sources.
     """
     problem = schedule.problem
-    if len(problem.collective.destination_sets.sets) == 1:
+    is_reversible = not np.isin(schedule.link, wide_links(problem.topology)).any()
+    if len(problem.collective.destination_sets.sets) == 1 or not is_reversible:
         return improve_schedule(schedule, limits, turns=turns)[0]
     gather = reverse(schedule, back_in_time(problem))
     found = reverse(improve_schedule(gather, limits, turns=turns)[0], problem)

@@ -4,8 +4,10 @@ import pytest
 
 import taccl
 from taccl.baselines import baseline
+from taccl.schedule.timing import exact_times
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.proposers.merged import _cut_and_merged, _improved, gathers_or_scatters
+from taccl.topology.builder import TopologyBuilder
 
 
 @pytest.mark.parametrize(("collective", "suits"), [("gather", True), ("scatter", True), ("alltoall", False)])
@@ -39,3 +41,20 @@ def test_messages_of_a_gather_or_scatter_merge(collective):
     found = _improved(_cut_and_merged(problem, first, 1), Limits(), 10_000)
     assert taccl.verify(found).ok
     assert first.finish_us > 7.3 and found.finish_us < 6.84
+
+
+def test_a_scatter_over_a_multicast_is_improved_as_it_is():
+    """A multicast link has no reverse for copies, so that a scatter over it is not reversed in time."""
+    builder = TopologyBuilder("multicast", [0] * 3)
+    wide = builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=1)
+    onward = builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=1)
+    problem = taccl.make_problem(builder.build(), "scatter", size_bytes=3_000_000)
+    twice = exact_times(
+        problem,
+        chunk=[1, 2, 2],
+        link=[wide, wide, onward],
+        sequence=range(3),
+        producer="forwarded needlessly",
+    )
+    found = _improved(twice, Limits(), 100)
+    assert taccl.verify(found).ok and found.finish_us == 2
