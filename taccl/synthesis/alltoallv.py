@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: `_MOST_CHUNKS`: max number of chunks for chunk sizes below `usual_chunk_bytes`.
 #: `_ENOUGH`: ratio of the finish to the lower bound (`Borders`) at which the search ends.
 _STEP, _MOST_CHUNKS, _ENOUGH = 4, 30_000, 1.02
+#: `_FACTORS`: further chunk sizes relative to the usual one, if they make at most `_FEW_CHUNKS` chunks (10 ms).
+_FACTORS, _FEW_CHUNKS = (2, 8, 16), 2000
 
 
 @checked
@@ -106,7 +108,7 @@ class AllToAllV:
         return best
 
     def _chunk_sizes(self, table: NDArray[np.int64], finish_us: Mapping[int, float]) -> Iterator[int]:
-        """Yield chunk sizes in bytes: the usual one, a smaller one, then a still smaller or a larger one.
+        """Yield chunk sizes in bytes: the usual one, a smaller one, a still smaller or a larger one, and others.
 
         - `finish_us`: {chunk size: finish in us} of those yielded before.
         """
@@ -121,9 +123,12 @@ class AllToAllV:
             yield smaller
         pays = finish_us.get(smaller, finish_us[first]) < finish_us[first]
         third = max(1, smaller // _STEP) if pays else min(_STEP * usual, largest)
-        for each in (third, min(default_chunk_bytes(self.topology, table), largest)):
-            if each not in finish_us and (each >= first or (-(-table // each)).sum() <= _MOST_CHUNKS):
-                yield each
+        default = min(default_chunk_bytes(self.topology, table), largest)
+        others = [min(max(1, usual // factor), largest) for factor in _FACTORS]
+        for some, most_chunks in (((third, default), _MOST_CHUNKS), (others, _FEW_CHUNKS)):
+            for each in some:
+                if each not in finish_us and (each >= first or (-(-table // each)).sum() <= most_chunks):
+                    yield each
 
     def __repr__(self) -> str:
         return f"AllToAllV({self.topology.name})"

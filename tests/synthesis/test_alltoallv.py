@@ -36,10 +36,14 @@ def test_the_data_of_every_pair_arrive():
 
 
 @pytest.mark.parametrize(
-    ("pair_bytes", "factors"), [(10**7, [1, 1 / 4, 4]), (10**9, [1, 1 / 4, 1 / 16]), (9, [1])]
+    ("pair_bytes", "factors"),
+    [(10**7, [1, 1 / 4, 4, 1 / 2]), (10**9, [1, 1 / 4, 1 / 16, 1 / 2]), (9, [1])],
 )
 def test_chunk_sizes_follow_the_one_that_gains(pair_bytes, factors):
-    """After the usual and a smaller size, a still smaller or a larger one is tried; equal chunks only once."""
+    """After the usual and a smaller size, a still smaller or a larger one is tried, and sizes for few chunks.
+
+    Equal chunks are tried only once.
+    """
     sizes = np.zeros((16, 16), int)
     sizes[:8, 8:] = pair_bytes
     finish_us, tried = {}, []
