@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: `_MOST_CHUNKS`: max number of chunks for chunk sizes below `usual_chunk_bytes`.
 #: `_ENOUGH`: ratio of the finish to the lower bound (`Borders`) at which the search ends.
 _STEP, _MOST_CHUNKS, _ENOUGH = 4, 30_000, 1.02
-#: `_FACTORS`: further chunk sizes relative to the usual one, if they make at most `_FEW_CHUNKS` chunks (10 ms).
+#: `_FACTORS`: divisors of the usual chunk size for further ones, of at most `_FEW_CHUNKS` chunks (10 ms).
 _FACTORS, _FEW_CHUNKS = (2, 8, 16), 2000
 
 
@@ -108,7 +108,7 @@ class AllToAllV:
         return best
 
     def _chunk_sizes(self, table: NDArray[np.int64], finish_us: Mapping[int, float]) -> Iterator[int]:
-        """Yield chunk sizes in bytes: the usual one, a smaller one, a still smaller or a larger one, and others.
+        """Yield chunk sizes in bytes: the usual, a smaller, then a still smaller or a larger one, then others.
 
         - `finish_us`: {chunk size: finish in us} of those yielded before.
         """
