@@ -95,6 +95,7 @@ def shorten_mixes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("taccl.baselines.multiplying_mixes._MILD_RUNS", ((1000, 0.002),))
     patch.setattr("taccl.baselines.tree_mixes._LONG", 3)
     patch.setattr("taccl.baselines.tree_mixes._FEW_SENDS", 0)
+    patch.setattr("taccl.baselines.tree_mixes._RESTARTS", 0)
 
 
 def in_time(attempt: Callable[[float], T], enough: Callable[[T], bool]) -> T:

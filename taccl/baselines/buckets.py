@@ -75,7 +75,8 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     """
     found, dims = passes(problem, cut=cut)
     mixes = cut and may_merge(problem)
-    from taccl.baselines.tree_mixes import TreeMix, soonest_plan  # they load kernels
+    from taccl.baselines.tree_mixes import soonest_plan  # loads kernels
+    from taccl.baselines.tree_plans import TreeMix
 
     plan = soonest_plan(problem, dims, mixes=mixes) if sums_everywhere(problem) else None
     if plan is None or plan.estimated_us(problem) >= found.finish_us:

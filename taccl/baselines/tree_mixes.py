@@ -24,17 +24,17 @@ from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.mesh_images import classes_of_links, distinct_images, images, links_of_ranks
 from taccl.baselines.tree_cores import at_ends, cores_of
 from taccl.baselines.tree_kernel import Rules, Sweeps, reassign
+from taccl.baselines.tree_plans import TreeMix
 from taccl.baselines.tree_times import Cores, Grid, Shares
 from taccl.problem.making import make_problem
 from taccl.topology.fabrics import mesh
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from taccl._internal.deadline import Deadline
     from taccl.baselines.hubs import PlanSends
-    from taccl.baselines.moves import Ints
     from taccl.problem.problem import Problem
     from taccl.topology.products import Dimensions
     from taccl.topology.topology import Topology
@@ -77,8 +77,11 @@ _FREE, _CLASHES = 0.4, 0.5
 #: `_HOPELESS`: share of the sweeps after which these end if the finish is above `_PAYS` times the best one.
 #: `_MOST_WORK`: max square of the number of shares, times ranks, while links drift apart (0.3 s per sweep).
 #: `_LAST_WORK`: same, from the best long search, and if drifting already gained that much.
+#: `_RESTART_WORK`: same, of all restarts of a drift with other random numbers (0.6 s).
+#: `_RESTARTS`: max number of restarts. For so many, shares are halved up to `_HALVINGS` times.
 _DRIFTS, _DRIFT_GAIN, _HOPELESS = ((1.0, 2), (0.8, 2), (1.0, 1)), 0.98, 1 / 3
-_MOST_WORK, _LAST_WORK = 8_000_000, 1_100_000
+_MOST_WORK, _LAST_WORK, _RESTART_WORK = 8_000_000, 1_100_000, 1_400_000
+_RESTARTS, _HALVINGS = 20, 2
 #: Max share of the time to choose the numbers of shares and steps; links then drift apart, which gains more.
 _CHOICE_SHARE = 0.6
 #: `_TRIES`: changes tried with each tree in a sweep.
@@ -86,43 +89,6 @@ _CHOICE_SHARE = 0.6
 _TRIES, _OTHERS = 40, 20
 #: CPU seconds to compile the kernel, if that was not done before.
 _COMPILE_S = 4.0
-
-
-class TreeMix(NamedTuple):
-    """Mix of plans on a mesh: parts of the chunks follow images of the plans.
-
-    - `plans`: (sends of a plan, permutations of the ranks) of each plan; one permutation for each part.
-    - `finish_us`: Estimated finish in us; ignores that parts of the data are rounded to whole bytes.
-    """
-
-    plans: tuple[tuple[PlanSends, list[Ints]], ...]
-    finish_us: float
-
-    def __str__(self) -> str:
-        return f"a mix of {len(self.plans)} plans" if len(self.plans) > 1 else "one plan"
-
-    def groups(self) -> Sequence[tuple[PlanSends, list[Ints]]]:
-        """(sends, permutations of the ranks) of each plan."""
-        return self.plans
-
-    @property
-    def num_parts(self) -> int:
-        """Number of parts of the chunks."""
-        return sum(len(copies) for _, copies in self.plans)
-
-    def parts_per_chunk(self, problem: Problem) -> int:
-        """Least number of parts of each chunk with which all parts have equally many chunks."""
-        number = self.num_parts
-        return number // math.gcd(number, problem.collective.num_chunks)
-
-    def num_transfers(self, problem: Problem) -> int:
-        """Number of transfers in a problem: its chunks times the mean over parts of transfers per chunk."""
-        total = sum(len(sends[0]) * len(copies) for sends, copies in self.plans)
-        return round(total / self.num_parts * problem.collective.num_chunks)
-
-    def estimated_us(self, problem: Problem) -> float:
-        """Estimated finish in us; ignores that parts of the data are rounded to whole bytes."""
-        return self.finish_us
 
 
 def soonest_plan(
@@ -217,7 +183,9 @@ class _Mixes:
         #: True for classes of links at corners.
         self.at_ends = at_ends(self.near, self.kind)
         self._found: dict[tuple[int, int, int, int, bool], _Found | None] = {}
-        self._drifted: dict[tuple[float, int, int, int], _Found] = {}
+        self._drifted: dict[tuple[float, int, int, int, int | None], _Found] = {}
+        #: Number of shares of the coarsest mix.
+        self.least_number = num_chunks // math.gcd(num_chunks, len(images(dims)))
         #: True if the latest search had so few shares that another one takes little time.
         self.is_brief = False
 
@@ -247,8 +215,7 @@ class _Mixes:
 
     def _numbers(self, most_transfers: float) -> Iterator[int]:
         """Yield numbers of shares, each finer than the one before."""
-        num_images = len(images(self.dims))
-        least = self.num_chunks // math.gcd(self.num_chunks, num_images)
+        num_images, least = len(images(self.dims)), self.least_number
         per_share = 2 * (self.dims.num_ranks - 1) * num_images
         finest = min(most_transfers / per_share, self.num_bytes / num_images, _MOST_PARTS / num_images)
         most = int(finest / least) * least
@@ -317,31 +284,62 @@ class _Mixes:
         """Best after sweeps in which links drift apart; if these gain little, after long searches, too.
 
         Long searches of small problems also try other numbers of steps. Links then drift apart from the best.
+        At last, the best drift is repeated with other random numbers, if necessary with fewer shares.
         """
-        number, steps, span, best = even.number, even.steps, even.span, even
-        work, is_small = number**2 * len(self.near), number * steps * len(self.near) <= _FEW_SENDS
-        for share, parts in _DRIFTS:
+        best, start, parts = self._drifted_apart(even, until)
+        if best.finish_us >= _DRIFT_GAIN * even.finish_us:
+            long = self._long_searched(even, until)
+            best = _earlier(best, long)
+            if long is not even and self._work(even.number) <= _LAST_WORK and not until.has_passed:
+                found = self._drifting(long, 1, best.finish_us, until)
+                if found.finish_us < best.finish_us:
+                    best, start, parts = found, long, 1
+        number, few = start.number, start
+        for _ in range(_HALVINGS):
+            if number % (2 * self.least_number) == 0 and self._work(number) * _RESTARTS > _RESTART_WORK:
+                number //= 2
+        if number < start.number and self._work(number) <= _RESTART_WORK and not until.has_passed:
+            few = self._searched(number, start.steps, start.span, _BRIEF, until) or start
+        for seed in range(2, 2 + min(_RESTARTS, _RESTART_WORK // self._work(few.number))):
+            if not until.has_passed:
+                best = _earlier(best, self._drifting(few, parts, best.finish_us, until, seed))
+        return best
+
+    def _work(self, number: int) -> int:
+        """Square of the number of shares, times ranks; grows as the time of a sweep if links drift."""
+        return number**2 * len(self.near)
+
+    def _is_small(self, found: _Found) -> bool:
+        """True if there are few shares, steps and ranks."""
+        return found.number * found.steps * len(self.near) <= _FEW_SENDS
+
+    def _drifted_apart(self, even: _Found, until: Deadline) -> tuple[_Found, _Found, int]:
+        """(best after sweeps in which links drift apart, start of the best drift, parts of its steps)."""
+        best, start, parts = even, even, _DRIFTS[0][1]
+        for share, number in _DRIFTS:
             gains = best.finish_us < _DRIFT_GAIN * even.finish_us
-            if until.has_passed or work > _MOST_WORK or (gains and work > _LAST_WORK):
+            if until.has_passed or self._work(even.number) > (_LAST_WORK if gains else _MOST_WORK):
                 break
-            fewer = max(self.least_steps, round(share * steps))
-            start = even if share == 1 else self._searched(number, fewer, span, _BRIEF, until)
-            if start is not None:
-                to_beat_us = even.finish_us if is_small else best.finish_us
-                best = _earlier(best, self._drifting(start, parts, to_beat_us, until))
-        if best.finish_us < _DRIFT_GAIN * even.finish_us:
-            return best
+            fewer = max(self.least_steps, round(share * even.steps))
+            brief = even if share == 1 else self._searched(even.number, fewer, even.span, _BRIEF, until)
+            if brief is not None:
+                to_beat_us = even.finish_us if self._is_small(even) else best.finish_us
+                found = self._drifting(brief, number, to_beat_us, until)
+                if found.finish_us < best.finish_us:
+                    best, start, parts = found, brief, number
+        return best, start, parts
+
+    def _long_searched(self, even: _Found, until: Deadline) -> _Found:
+        """Best result of long searches; `even` if none is better."""
+        number, steps, span = even.number, even.steps, even.span
         tries, long = [(steps, False), (steps, True)], even
-        if is_small:
+        if self._is_small(even):
             more = max(1, int(_GROWTH * steps))
             tries += (steps + more, True), (steps - more, True)
         for each, closes in tries:
             if not until.has_passed:
                 long = _earlier(long, self._searched(number, each, span, _LONG, until, closes=closes))
-        best = _earlier(best, long)
-        if long is not even and work <= _LAST_WORK and not until.has_passed:
-            best = _earlier(best, self._drifting(long, 1, best.finish_us, until))
-        return best
+        return long
 
     def _searched(
         self, number: int, steps: int, span: int, sweeps: int, until: Deadline, *, closes: bool = False
@@ -386,18 +384,23 @@ class _Mixes:
             self._found[key] = found
         return found
 
-    def _drifting(self, start: _Found, parts: int, best_us: float, until: Deadline) -> _Found:
+    def _drifting(
+        self, start: _Found, parts: int, best_us: float, until: Deadline, seed: int | None = None
+    ) -> _Found:
         """Trees after sweeps in which links drift apart; each step is divided into parts before.
 
         If time is short, there are fewer sweeps, and the sharpness grows faster to its last value. Such trees
         are not kept for later calls.
 
         - `best_us`: Earliest known finish.
+        - `seed`: New state of the random numbers; None to go on with that of `start`.
         """
-        key = start.finish_us, start.number, start.steps, parts
+        key = start.finish_us, start.number, start.steps, parts, seed
         if key in self._drifted:
             return self._drifted[key]
         shares, cores = _divided(start, parts)
+        if seed is not None:
+            shares.random[0] = seed
         trees = self._sweeps(cores, shares)
         (low, high), began_s, is_short = _DRIFT_SHARPNESS, time.monotonic(), False
         limit_s = max(until.at_s - began_s, 1e-9)

@@ -99,6 +99,20 @@ def test_messages_at_corners_take_several_steps():
     assert_sums_are_whole(mixes._mix(found))
 
 
+def test_restarts_use_fewer_shares_and_keep_the_best(monkeypatch):
+    """Links drift apart again, from half of the shares if all restarts then fit their max work."""
+    made = taccl.topologies.mesh(2, 3)
+    mixes = tree_mixes._Mixes(made, grid_of(made), 320_000, 1)
+    even = mixes._searched(8, 6, 1, 2, NEVER)
+    once = mixes._improved(even, NEVER)
+    monkeypatch.setattr(tree_mixes, "_RESTARTS", 6)
+    monkeypatch.setattr(tree_mixes, "_RESTART_WORK", 6 * 4**2 * 6)
+    again = mixes._improved(even, NEVER)
+    assert {key[1] for key in mixes._drifted if key[-1] is not None} == {4}
+    assert len(mixes._drifted) > 6 and again.finish_us < once.finish_us
+    assert_sums_are_whole(mixes._mix(again))
+
+
 @pytest.mark.parametrize(
     "sizes",
     [(3,), (4,), *(pytest.param(each, marks=pytest.mark.slow) for each in ((2, 4), (3, 5), (2, 2, 3)))],
