@@ -108,7 +108,7 @@ class AllToAllV:
         return best
 
     def _chunk_sizes(self, table: NDArray[np.int64], finish_us: Mapping[int, float]) -> Iterator[int]:
-        """Yield chunk sizes in bytes: the usual, a smaller, then a still smaller or a larger one, then others.
+        """Yield chunk sizes in bytes: the usual, a smaller, a still smaller or a larger one, then others.
 
         - `finish_us`: {chunk size: finish in us} of those yielded before.
         """
