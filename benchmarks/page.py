@@ -51,6 +51,8 @@ _SCALE = (
     ("finish us", "finish_us", ".6g"), ("bound us", "bound_us", ".6g"), ("ratio", "ratio", ".4f"),
     ("at most", "ratio_at_most", ".6g"), ("baseline us", "beaten", ""), ("met", "met", ""),
 )  # fmt: skip
+#: Load average above which two cores are busy.
+_BUSY_LOAD = 2.0
 _MISSED_NODES = (
     _CASE, ("chunks per rank", "chunks", ""), ("finish", "finish_us", ".6g"), ("bound", "bound_us", ".6g"),
     ("gap", "gap", ".2%"), ("at most", "limit", ".0%"), ("kind of bound", "kind", ""),
@@ -169,7 +171,7 @@ def _nodes(data: dict[str, Any]) -> str:
         ("machine", "machine", ""), ("nodes", "nodes", ""),
         *((f"{size} ({most:.0%})", size, ".1%") for size, most in GAPS.items()),
     )  # fmt: skip
-    busy = sum(row["load"] is None for row in rows)
+    busy = sum(row["load"] is None or row["load"] > _BUSY_LOAD for row in rows)
     said = (
         f"Largest gap of allreduce, allgather and reduce-scatter within {data['limit_s']:g} s, with its "
         "limit in the heading. The bound is that for the result's number of chunks per rank. "
