@@ -155,10 +155,14 @@ class _Forms:
 
     @property
     def anneals_at_once(self) -> bool:
-        """True if baselines may be late, and there is time to improve a mixed plan, the earliest form."""
+        """True if baselines may be late, and time suffices to improve a mixed plan, the earliest form.
+
+        False if twice the estimated time for both is left, so that the plan is built and shown beforehand.
+        """
         if self.mixed is None or not self.is_postponed or self.mixed.us > self.merged[-1].us:
             return False
-        return self._anneals_s(self.to_mix[0]) <= self.mixes_share * self.left_s(self.deadline)
+        anneals_s, left_s = self._anneals_s(self.to_mix[0]), self.mixes_share * self.left_s(self.deadline)
+        return anneals_s <= left_s < 2 * (anneals_s + _mix_s(self.mixed.times.problem))
 
     def _anneals_s(self, problem: Problem) -> float:
         """Estimated seconds of a short annealing, and to build and verify its plan in a problem's chunks."""

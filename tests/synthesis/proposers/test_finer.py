@@ -361,10 +361,12 @@ def test_late_mixed_plans_leave_time_for_other_baselines(left_s, ends_s, share, 
 
 
 @pytest.mark.parametrize(
-    ("is_late", "fails", "built"), [(True, False, 0), (True, True, 1), (False, False, 1)]
+    ("is_late", "anneals_s", "fails", "built"),
+    [(True, 600, False, 0), (True, 600, True, 1), (True, 60, False, 1), (False, 600, False, 1)],
 )
-def test_late_annealing_replaces_the_first_mixed_plan(is_late, fails, built, monkeypatch):
-    """If baselines may be late, the equal parts of a mixed plan are built only if annealing finds nothing."""
+def test_late_annealing_replaces_the_first_mixed_plan(is_late, anneals_s, fails, built, monkeypatch):
+    """If baselines may be late, and time is short for both, the equal parts of a mixed plan are built only if
+    annealing finds nothing."""
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     options = Options(ends_s=time.monotonic() + (0 if is_late else 2000))
     search = Search(problem.in_its_chunks, options, Deadline.after(1000), asked=problem)
@@ -385,6 +387,7 @@ def test_late_annealing_replaces_the_first_mixed_plan(is_late, fails, built, mon
         ("send_separately", lambda _: None),
     ):
         monkeypatch.setattr(estimating._Forms, name, step)
+    monkeypatch.setattr(estimating._Forms, "_anneals_s", lambda *_: anneals_s)
     assert estimating.offer_estimated(search).best is found
     assert len(made) == built
 
