@@ -78,7 +78,7 @@ _FREE, _CLASHES = 0.4, 0.5
 #: `_MOST_WORK`: max square of the number of shares, times ranks, while links drift apart (0.3 s per sweep).
 #: `_LAST_WORK`: same, from the best long search, and if drifting already gained that much.
 #: `_RESTART_WORK`: same, of all restarts of a drift with other random numbers (0.6 s).
-#: `_RESTARTS`: max number of restarts. For so many, shares are halved up to `_HALVINGS` times.
+#: `_RESTARTS`, `_HALVINGS`: max restarts, and max times that the number of shares is halved before them.
 _DRIFTS, _DRIFT_GAIN, _HOPELESS = ((1.0, 2), (0.8, 2), (1.0, 1)), 0.98, 1 / 3
 _MOST_WORK, _LAST_WORK, _RESTART_WORK = 8_000_000, 1_100_000, 1_400_000
 _RESTARTS, _HALVINGS = 20, 2

@@ -26,7 +26,7 @@ from taccl.explore import plan_mscclpp, plan_runtimes, plan_search, plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
 from taccl.formats.msccl import xml
 from taccl.formats.msccl.xml import load_msccl_xml
-from taccl.program import runtimes as limits
+from taccl.program import limits
 from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.table import RUNTIMES
 from taccl.synthesis.bounding import no_bound

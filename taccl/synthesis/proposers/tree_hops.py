@@ -33,8 +33,8 @@ _TURN_WEIGHTS, _STEADY_WEIGHTS, _MOST_DELAYS = (0.5, 1.0), (0.2, 0.35), 12
 class TreeHops:
     """Hops of chunks along trees, and their due dates.
 
-    With both phases of an allreduce, hops that reduce chunk c have chunk c, and those that send out its sum
-    have chunk c + num_chunks.
+    If both phases of an allreduce are included, chunk c is in the reduce phase, and chunk c + num_chunks in
+    the broadcast phase.
 
     - `due`, (num_hops,): Due date of each hop in ticks, by the turn of its chunk.
     - `after`, (num_hops,): Ticks added to the priority key of each hop.

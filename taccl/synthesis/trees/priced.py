@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: `_GAIN`: min relative gain of a pair of trees by the prices, to add it.
 #: `_ROOTS`: number of roots for which trees are searched, those with the least mean distance.
 _MOST_ROUNDS, _NEAR, _GAIN, _ROOTS = 60, 0.005, 1e-5, 4
-#: Price of a hop relative to the price of data on the dearest link, so that short trees come first.
+#: Price of a hop relative to the highest price of data on a link, so that short trees come first.
 _HOP = 1e-7
 #: `_SHARPNESS`: exponent per relative load by which rounded loads are compared.
 #: `_MOST_MOVES`: max chunks that change their trees after rounding.
