@@ -363,11 +363,11 @@ class _Splitting:
         return most - kept
 
     def lower_to(self, paths: list[Path], enough: int) -> None:
-        """Lower capacities of paths to `enough` in total: those of the last paths, in equal proportions.
+        """Lower capacities of paths to `enough` in total.
 
         The first paths are dropped while the others together have twice that much, or one of them has enough.
-        So NICs that are faster together than the uplink behind them are not busy all the time, and sends
-        rarely wait for a NIC and the uplink at once.
+        The others lose equal proportions. NICs that are faster together than the uplink behind them then have
+        idle time, and sends rarely wait for a NIC and the uplink at once.
         """
         total = sum(map(self.left.__getitem__, paths))
         share = 1 if max(map(self.left.__getitem__, paths), default=0) >= enough else 2
