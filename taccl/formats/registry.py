@@ -269,8 +269,8 @@ def _write(
 ) -> tuple[tuple[Path, ...], tuple[str, ...], tuple[float, float] | tuple[()]]:
     """Convert and write an object.
 
-    Returns the paths of the files, notes for the user, and the finishes in us of a schedule and of the
-    program that it was lowered to. These are empty if there is no such program, or `is_timed` is False.
+    Returns the paths of the files, notes for the user, and two finishes in us: of a schedule, and of its
+    program. They are empty if no schedule becomes a program, or `is_timed` is False.
     """
     dump = resolve_name(target.dump)
     _check_options(options, (*route, dump), target)

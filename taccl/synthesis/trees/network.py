@@ -367,7 +367,7 @@ class _Splitting:
 
         The first paths are dropped while the others together have twice that much, or one of them has enough.
         The others lose equal proportions. NICs that are faster together than the uplink behind them then have
-        idle time, and sends rarely wait for a NIC and the uplink at once.
+        idle time. So sends rarely wait for a NIC and the uplink at once.
         """
         total = sum(map(self.left.__getitem__, paths))
         share = 1 if max(map(self.left.__getitem__, paths), default=0) >= enough else 2
