@@ -108,7 +108,7 @@ def test_instance_types_are_current():
     [
         ("docs/glossary.md", r"\| fabric \| [^|]*"),
         ("docs/quickstart.md", r"fabrics are [^.]*"),
-        ("docs/architecture.md", r"fabrics\.py +.*"),
+        ("docs/modules.md", r"fabrics\.py +.*"),
     ],
 )
 def test_lists_of_fabrics_are_current(page, line):
@@ -213,12 +213,20 @@ def test_kinds_of_violation_are_current():
     assert tuple(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == KINDS
 
 
+def test_folders_of_the_tree_are_current():
+    """The tree in the architecture names every folder of the package with modules, by path or by name."""
+    tree = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The tree")[2]
+    tree = tree.partition("\n## ")[0]
+    folders = {path.parent.name for path in (ROOT / "taccl").rglob("__init__.py")}
+    assert [name for name in sorted(folders) if not re.search(rf"\b{name}\b", tree)] == []
+    named = set(re.findall(r"^ +(\w+)/ ", tree, re.MULTILINE))
+    assert named and named <= folders
+
+
 def test_tree_is_current():
-    """The tree in the architecture names every module of the package, and no other."""
+    """The list of modules names every module of the package, and no other."""
     tree = next(
-        block.content
-        for block in blocks_of(ROOT / "docs" / "architecture.md")
-        if "errors.py" in block.content
+        block.content for block in blocks_of(ROOT / "docs" / "modules.md") if "errors.py" in block.content
     )
     named = set()
     folders = {}
