@@ -139,6 +139,30 @@ def in_balanced_pieces(workload: Workload, topology: Topology) -> Workload | Non
     return replace(workload, pieces=(*workload.pieces, *pieces.items())) if pieces else None
 
 
+def in_best_pieces(workload: Workload, topology: Topology) -> Workload | None:
+    """Cut the only collective of a step as its best baseline cuts it; None if it gains no pieces.
+
+    The number of pieces is set in `Workload.pieces`. A collective in several tiles is not cut.
+    """
+    parts = parts_of(workload)
+    if not _is_alone(parts):
+        return None
+    part, operation = parts[0], workload.operation[parts[0].operation]
+    collective = _collective(operation.kind, operation.shift, part.groups)
+    if operation.kind == "send" or collective.is_met or dict(workload.pieces).get(operation.name):
+        return None
+    found = _best(topology, collective, part.chunk_bytes * part.pieces)
+    if found is None or not part.count < found.problem.collective.num_chunks <= MOST_CHUNKS:
+        return None
+    pieces = found.problem.collective.num_chunks // part.count
+    return replace(workload, pieces=(*workload.pieces, (operation.name, pieces)))
+
+
+def _is_alone(parts: Sequence[CollectivePart]) -> bool:
+    """True if all parts are pieces of one tile."""
+    return len({(part.operation, part.tile) for part in parts}) == 1
+
+
 def problem_of(
     workload: Workload, topology: Topology, parts: Sequence[CollectivePart], *, sums: Collection[str] = (),
     clauses: Clauses | None = None,
@@ -146,6 +170,7 @@ def problem_of(
     """Joint synthesis problem of some parts; parts of operations in `sums` become allreduces.
 
     - `clauses`: Clauses of the problem; by default those of `make_problem`, which depend on all its parts.
+      If they are pieces of one tile, and the workload sets their number, one send may carry any of them.
     """
     every = []
     for part in parts:
@@ -155,7 +180,12 @@ def problem_of(
     sizes = [part.chunk_bytes for part in parts for _ in part.chunks]
     nothing = collectives.custom(workload.num_ranks, precondition={}, postcondition={}, name="nothing")
     collective = collectives.together(every) if every else nothing
-    return make_problem(topology, collective, chunk_bytes=sizes, clauses=clauses)
+    problem = make_problem(topology, collective, chunk_bytes=sizes, clauses=clauses)
+    if clauses is None and workload.pieces and _is_alone(parts):
+        from taccl.baselines.chunking import merging  # imported late, as below
+
+        return merging(problem)
+    return problem
 
 
 def sums_made_whole(workload: Workload, topology: Topology) -> frozenset[str]:
@@ -196,6 +226,7 @@ def sends_of(
     *,
     whole: Collection[str] = (),
     in_place: bool = False,
+    best_pieces: bool = False,
 ) -> Schedule:
     """Sends of all collectives of a step, in an order in which the parts could run one after another.
 
@@ -207,6 +238,7 @@ def sends_of(
     - `whole`: Allreduces to make by the fastest baseline. With ``"synthesized"``, others are made as a
       reduce-scatter followed by an allgather.
     - `in_place`: True to use other algorithms in place of schedules that name contributions.
+    - `best_pieces`: True if the pieces are those of `in_best_pieces`.
     """
     parts = parts_of(workload)
     problem = problem_of(workload, topology, parts)
@@ -222,7 +254,8 @@ def sends_of(
                 each.first for each in parts if (each.operation, each.tile) == (part.operation, part.tile)
             ]
             collective = _collective(operation.kind, operation.shift, part.groups)
-            along = sends_along(topology, collective, part.chunk_bytes, firsts)
+            along_pieces = _sends_of_best if best_pieces else sends_along
+            along = along_pieces(topology, collective, part.chunk_bytes, firsts)
             if along is not None:
                 sent_along.add((part.operation, part.tile))
                 sent.append(along._replace(group=along.group + groups))
@@ -377,6 +410,35 @@ def sends_along(
         piece[number] += 1
     order = np.argsort(found.start, kind="stable")
     return _Sends(found, order, np.array(chunks, np.int64)[found.chunk[order]], np.arange(len(order)))
+
+
+def _sends_of_best(
+    topology: Topology, collective: Collective, chunk_bytes: int, firsts: Sequence[int]
+) -> _Sends | None:
+    """Sends of the best baseline's pieces, ordered by start; None if it has other pieces.
+
+    The parameters are those of `sends_along`.
+    """
+    pieces = len(firsts)
+    found = _best(topology, collective, chunk_bytes * pieces)
+    if found is None or found.problem.collective.chunks != collective.split(pieces).chunks:
+        return None
+    rows = np.argsort(found.start, kind="stable")
+    _, first, same = np.unique(found.group[rows], return_index=True, return_inverse=True)
+    number, piece = np.divmod(found.chunk[rows], pieces)
+    # Groups are numbered by their first transfers.
+    return _Sends(found, rows, np.array(firsts, np.int64)[piece] + number, first.argsort().argsort()[same])
+
+
+@cached
+def _best(topology: Topology, collective: Collective, chunk_bytes: int) -> Schedule | None:
+    """Fastest baseline with any number of pieces per chunk of `chunk_bytes` bytes; None if none applies."""
+    from taccl.baselines import best  # imported late, as above
+
+    problem = replace(make_problem(topology, collective, chunk_bytes=chunk_bytes), chunks_open=True)
+    with suppress(InputError):
+        return best(problem, time_limit_s=_SEARCH_S)
+    return None
 
 
 def _ends(chunk: Chunk) -> tuple[object, ...]:

@@ -21,7 +21,13 @@ from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Topology
 from taccl.workload.costs import RATES, Rates, tile_costs
-from taccl.workload.exchange import in_balanced_pieces, parts_by_chunk, sends_of, sums_made_whole
+from taccl.workload.exchange import (
+    in_balanced_pieces,
+    in_best_pieces,
+    parts_by_chunk,
+    sends_of,
+    sums_made_whole,
+)
 from taccl.workload.step import ComputeTile, Step
 from taccl.workload.workload import Workload
 
@@ -91,8 +97,9 @@ def schedule_workload(
         workload, communication_share = replace(workload, overlaps=()), 0.0
     costs = tile_costs(workload, rates, communication_share)
 
-    def scheduled(workload: Workload, whole: Collection[str] = ()) -> Step:
-        tasks = _StepTasks(workload, costs, sends_of(workload, topology, algorithm, whole=whole))
+    def scheduled(workload: Workload, whole: Collection[str] = (), best_pieces: bool = False) -> Step:
+        sends = sends_of(workload, topology, algorithm, whole=whole, best_pieces=best_pieces)
+        tasks = _StepTasks(workload, costs, sends)
         start = tasks.best_starts(order)
         computed, sent = tuple(tasks.computed_tiles(start)), tasks.sent(start)
         return Step(workload, topology, computed, sent, rates, communication_share)
@@ -107,6 +114,8 @@ def schedule_workload(
     steps.append(scheduled(workload))
     if whole := sums_made_whole(workload, topology):
         steps.append(scheduled(workload, whole))
+    if (cut := in_best_pieces(workload, topology)) is not None:
+        steps.append(scheduled(cut, best_pieces=True))
     return min(steps, key=lambda step: step.finish)
 
 

@@ -57,7 +57,8 @@ class Workload:
         Empty if every collective is over all ranks.
     pieces : tuple of (str, int)
         Collectives, each with the number of pieces into which its tiles are cut. The default depends on the
-        size; on networks of several dimensions `taccl.workload.schedule_workload` chooses more.
+        size; `taccl.workload.schedule_workload` chooses more on networks of several dimensions, and for a
+        collective that is alone in one tile.
 
     Raises
     ------

@@ -39,6 +39,19 @@ def test_a_collective_of_a_step_is_as_fast_as_alone(network):
 
 
 @pytest.mark.slow
+def test_a_collective_that_is_alone_is_cut_as_by_itself():
+    """An allreduce of 1 MB on eight fully connected ranks ends no later as a step than as a collective.
+
+    Its sends merge pieces, as the step's own problem allows, so the bound of the step counts such sends.
+    """
+    topology = taccl.topologies.parse("mi300x")
+    step = schedule_workload(summed(1_000_000, num_ranks=8), topology)
+    assert step.verify().ok
+    problem = taccl.make_problem(topology, "allreduce", size_bytes=1_000_000)
+    assert step.bound_us <= step.finish_us <= taccl.baselines.best(problem).finish_us
+
+
+@pytest.mark.slow
 def test_groups_by_name_are_balanced_over_their_own_dimensions():
     """An allreduce within groups along dimensions 1 and 3 of three takes little longer than outside a step (2
     % at most).
