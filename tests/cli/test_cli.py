@@ -686,7 +686,7 @@ def test_the_limit_of_the_command_counts_from_the_start_of_its_process(monkeypat
     monkeypatch.setattr("taccl.cli.command.run", lambda *_, began_s: given.append(began_s) or 0)
     monkeypatch.setattr("taccl.cli.process_began_s", lambda: -5.0)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("taccl.cli._end_now", lambda _: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
     cli.main()
     cli.main(["backends"])
     assert given[0] == -5.0 < given[1]
