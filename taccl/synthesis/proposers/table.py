@@ -342,7 +342,11 @@ SECOND: tuple[Turn, ...] = (
     Turn(OwnProposer("pipelined chains", offer_chains, _derives), _is_free),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(_TREES, _may_grow_trees_first, no_time, improves=True),
-    Turn(OwnProposer("priced trees", offer_priced_trees, sums_of_some), _is_free, improves=True),
+    Turn(
+        OwnProposer("priced trees", offer_priced_trees, lambda p: p.collective.sums_up and sums_of_some(p)),
+        _is_free,
+        improves=True,
+    ),
 )
 #: Proposers between the choice of the number of chunks and the search. They are skipped if a trial meets the
 #: bound over all chunkings, but for sizes in whole bytes.
