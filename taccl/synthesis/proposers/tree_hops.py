@@ -39,6 +39,7 @@ class TreeHops:
     - `due`, (num_hops,): Due date of each hop in ticks, by the turn of its chunk.
     - `after`, (num_hops,): Ticks added to the priority key of each hop.
     - `peak_ticks`: Ticks for which the busiest resource is occupied.
+    - `is_even`: True if links share some switch evenly that could also serve some of them only.
     """
 
     fabric: Fabric
@@ -47,6 +48,7 @@ class TreeHops:
     due: Floats
     after: Floats
     peak_ticks: int
+    is_even: bool
 
     def run(self, weight: float, limit: int, limits: Limits, begins: Ints | None = None) -> Sends | None:
         """Schedule the hops, early due dates first on each link; None if it exceeds the limit, or is stopped.
@@ -68,21 +70,25 @@ class TreeHops:
         return Schedule(problem, chunk, narrow(sends.link), sends.start, **given)
 
 
-def tree_hops(phases: tuple[Phase, ...]) -> TreeHops | None:
-    """Hops along packed trees of one phase, or of the reduce and the broadcast phase; None without trees."""
+def tree_hops(phases: tuple[Phase, ...], *, evenly: bool = True) -> TreeHops | None:
+    """Hops along packed trees of one phase, or of the reduce and the broadcast phase; None without trees.
+
+    - `evenly`: See `split_switches`.
+    """
     found = []
     for phase in phases:
         fabric, demand = problem_arrays(phase.problem)
-        trees = tree_routes(phase.problem, fabric)
+        trees = tree_routes(phase.problem, fabric, evenly=evenly)
         if trees is None:
             return None
         found.append((fabric, trees))
     fabric, trees = found[-1]
+    is_even = any(each.is_even for _, each in found)
     hops = make_hops(fabric, demand.units, trees.routes)
     peak = trees.routes.peak_ticks
     due = peak * trees.turn[hops.chunk]
     if len(found) == 1:
-        return TreeHops(fabric, demand.num_chunks, hops, due, np.zeros(len(due)), peak)
+        return TreeHops(fabric, demand.num_chunks, hops, due, np.zeros(len(due)), peak, is_even)
     reversed_fabric, reduction = found[0]
     added = _reducing(fabric, reversed_fabric, reduction, hops)
     before = reduction.routes.peak_ticks
@@ -93,6 +99,7 @@ def tree_hops(phases: tuple[Phase, ...]) -> TreeHops | None:
         np.append(before * reduction.turn[added.chunk[: -len(due)]], due),
         np.append(np.zeros(len(added.slot) - len(due)), np.full(len(due), float(before))),
         before + peak,
+        is_even,
     )
 
 

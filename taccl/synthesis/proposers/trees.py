@@ -294,7 +294,13 @@ def along_trees(
     hops = tree_hops(phases)
     if hops is None:
         return None
-    sends = send_without_gaps(hops, limits) if gapless else send_in_turn(hops, limits)
+    send = send_without_gaps if gapless else send_in_turn
+    sends = send(hops, limits)
+    # Switches that some links share evenly may also serve few of them: either may end sooner.
+    few = tree_hops(phases, evenly=False) if hops.is_even and not limits.deadline.has_passed else None
+    other = None if few is None else send(few, limits)
+    if few is not None and other is not None and (sends is None or other.finish_ticks < sends.finish_ticks):
+        hops, sends = few, other
     if sends is None and gapless:
         return None
     if sends is None:

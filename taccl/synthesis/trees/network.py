@@ -272,14 +272,18 @@ def _entering(network: Network, inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
 Path = tuple[int, ...]
 
 
-def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, int] | None:
+def split_switches(
+    network: Network, capacity: Ints, counts: Ints, *, evenly: bool = True
+) -> tuple[dict[int, int] | None, bool]:
     """{link: chunks that it may carry} once all switches are split off, so that all ranks get all chunks.
 
-    None if some switch cannot be split off, because it lacks links between some pairs of its ranks.
+    It is None if some switch cannot be split off, because it lacks links between some pairs of its ranks.
+    The second result is True if links share a switch evenly that could also serve some of them only.
 
     - `capacity`, (num_arcs,), and `counts`, (num_ranks,): See `least_time`.
+    - `evenly`: False if such a switch shall serve its last links only.
     """
-    state = _Splitting(network, capacity, counts)
+    state = _Splitting(network, capacity, counts, evenly=evenly)
     parts = {
         path[i:j]
         for path in network.arcs_of_link.values()
@@ -298,9 +302,9 @@ def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, 
         for path in (*into, *out):
             state.lower([path], state.left[path])
             if state.left.pop(path):
-                return None
+                return None, state.is_even
     link_of = {path: link for link, path in network.arcs_of_link.items()}
-    return {link_of[path]: count for path, count in state.left.items() if count}
+    return {link_of[path]: count for path, count in state.left.items() if count}, state.is_even
 
 
 def _paired(state: _Splitting, switch: int, into: list[Path], out: list[Path]) -> list[tuple[Path, Path]]:
@@ -324,9 +328,12 @@ class _Splitting:
     """State while switches are split off: remaining capacity of each path, and in total between two nodes.
 
     The matrix of these totals has a further node, the source of all chunks.
+
+    - `is_even`: True once capacities were lowered in equal proportions.
     """
 
-    def __init__(self, network: Network, capacity: Ints, counts: Ints) -> None:
+    def __init__(self, network: Network, capacity: Ints, counts: Ints, *, evenly: bool) -> None:
+        self.is_even, self._evenly = False, evenly
         self.left: dict[Path, int] = {(arc,): int(each) for arc, each in enumerate(capacity)}
         self._network, self._total, self._source = network, int(counts.sum()), network.num_nodes
         self._room = network.matrix(capacity)
@@ -370,7 +377,9 @@ class _Splitting:
         idle time. So sends rarely wait for a NIC and the uplink at once.
         """
         total = sum(map(self.left.__getitem__, paths))
-        share = 1 if max(map(self.left.__getitem__, paths), default=0) >= enough else 2
+        may_share = max(map(self.left.__getitem__, paths), default=0) < enough
+        share = 2 if may_share and self._evenly else 1
+        self.is_even |= share > 1
         for path in paths:
             left = self.left[path]
             most = left if total - left >= share * enough else 0

@@ -180,10 +180,12 @@ class TreeRoutes(NamedTuple):
     """Routes of chunks along trees.
 
     - `turn`, (num_chunks,): For each chunk, the share of the chunks of the same root that precede it.
+    - `is_even`: True if links share some switch evenly that could also serve some of them only.
     """
 
     routes: Routes
     turn: NDArray[np.float64]
+    is_even: bool
 
 
 def tree_counts(problem: Problem) -> Ints | None:
@@ -208,17 +210,17 @@ def _root_of_chunk(problem: Problem) -> Ints:
     return root[origins.of_chunk]
 
 
-def tree_routes(problem: Problem, fabric: Fabric) -> TreeRoutes | None:
+def tree_routes(problem: Problem, fabric: Fabric, *, evenly: bool = True) -> TreeRoutes | None:
     """Routes along packed trees, for chunks that each go from one rank to all ranks.
 
-    None if no trees are found: see `tree_counts`, `network_of` and `split_switches`.
+    None if no trees are found: see `tree_counts`, `network_of` and `split_switches`, also for `evenly`.
     """
     counts, network = tree_counts(problem), network_of(problem)
     if counts is None or network is None:
         return None
     units = int(problem.costs.chunk_units[0])
     ticks, capacity = least_time(network, counts, units)
-    chosen = split_switches(network, capacity, counts)
+    chosen, is_even = split_switches(network, capacity, counts, evenly=evenly)
     if chosen is None:
         return None
     slot_of = {link: slot for slot, link in enumerate(fabric.link.tolist())}
@@ -233,13 +235,14 @@ def tree_routes(problem: Problem, fabric: Fabric) -> TreeRoutes | None:
         matrix[ends] += count
         length[ends] = min(length[ends], took[slot])
     trees = pack_trees(matrix, counts.tolist(), length)
-    return _routes(problem, trees, room, ticks)
+    routes, turn = _routes(problem, trees, room, ticks)
+    return TreeRoutes(routes, turn, is_even)
 
 
 def _routes(
     problem: Problem, trees: list[Tree], room: dict[tuple[int, int], list[list[int]]], ticks: int
-) -> TreeRoutes:
-    """Assign each chunk to a tree out of its rank, with copies of different trees evenly interleaved.
+) -> tuple[Routes, NDArray[np.float64]]:
+    """Routes and turns of `TreeRoutes`. Each chunk takes a tree out of its rank; copies of trees alternate.
 
     - `room`: {pair of ranks: [number of chunks, link] for each link between them}.
     """
@@ -266,7 +269,7 @@ def _routes(
     slots = np.empty((len(root), num_hops), np.int32)
     slots[by_root] = slot.reshape(slots.shape)
     hop_of = num_hops * np.arange(len(root) + 1, dtype=np.int64)
-    return TreeRoutes(Routes(hop_of, slots.ravel(), ticks), turn)
+    return Routes(hop_of, slots.ravel(), ticks), turn
 
 
 def _from_root(tree: Tree) -> list[tuple[int, int]]:

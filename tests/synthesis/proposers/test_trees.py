@@ -9,6 +9,7 @@ from taccl._internal.deadline import Deadline
 from taccl.analysis.verification.verify import verify
 from taccl.synthesis.options import Options
 from taccl.synthesis.proposers import table, trees
+from taccl.synthesis.proposers.tree_hops import tree_hops
 from taccl.synthesis.proposers.trees import along_trees, may_fill, offer_trees
 from taccl.synthesis.search import Search
 from taccl.topology.builder import TopologyBuilder
@@ -21,6 +22,44 @@ def uneven():
         for src, dst in ((a, b), (b, a)):
             builder.add_link(src, dst, alpha_us="0.1", beta_us_per_mb=beta)
     return builder.build()
+
+
+def behind_uplinks(nodes, size):
+    """Nodes of ranks with a link to each other rank, and NICs behind an uplink of half their rate each way."""
+    builder = TopologyBuilder("uplinks", [node for node in range(nodes) for _ in range(size)])
+    ranks = range(nodes * size)
+    nics, uplinks = (
+        {(side, i): builder.add_resource(f"{side} {what} {i}") for side in ("send", "receive") for i in some}
+        for what, some in (("NIC", ranks), ("uplink", range(nodes)))
+    )
+    for src in ranks:
+        for dst in ranks:
+            if src == dst:
+                continue
+            far = src // size != dst // size
+            link = builder.add_link(src, dst, alpha_us=3 if far else 1, beta_us_per_mb=8 if far else 1)
+            for side, rank in (("send", src), ("receive", dst)) if far else ():
+                builder.add_hold(link, nics[side, rank], alpha_us=0, beta_us_per_mb=8, side=side)
+                uplink = uplinks[side, rank // size]
+                builder.add_hold(link, uplink, alpha_us=0, beta_us_per_mb=16 / size, side=side)
+    return builder.build()
+
+
+@pytest.mark.parametrize(("name", "evenly"), [("allgather", True), ("reduce_scatter", False)])
+def test_nics_share_an_uplink_or_few_of_them_use_it(monkeypatch, name, evenly):
+    """Of the two ways to divide an uplink among NICs, the one whose schedule ends sooner is taken."""
+    problem = taccl.make_problem(behind_uplinks(3, 4), name, size_bytes=240 * 10**6)
+    best = along_trees(problem)
+    assert verify(best).ok
+    finishes = {}
+    for way in (True, False):
+
+        def hops(phases, way=way):
+            return replace(tree_hops(phases, evenly=way), is_even=False)
+
+        monkeypatch.setattr(trees, "tree_hops", hops)
+        finishes[way] = along_trees(problem).finish
+    assert best.finish == finishes[evenly] < finishes[not evenly]
 
 
 def search_of(problem):

@@ -95,7 +95,7 @@ def split(topology, parts):
     problem = taccl.make_problem(topology, collective, size_bytes=10**9)
     network, counts = network_of(problem), np.full(topology.num_ranks, parts)
     _, capacity = least_time(network, counts, int(problem.costs.chunk_units[0]))
-    return network, capacity, counts, split_switches(network, capacity, counts)
+    return network, capacity, counts, split_switches(network, capacity, counts)[0]
 
 
 @pytest.mark.slow
