@@ -170,7 +170,9 @@ def test_workers_serve_if_a_server_box_has_too_few_cards(cards, choice):
         k if choice == "central" else n
     )
     # A port takes 80 us/MB. It moves 100 MB once with the box of five, or 1.5 times where workers serve.
-    assert served.finish_us == pytest.approx(8000 * (1 if choice == "central" else 1.5), rel=0.02)
+    # There, the card of the box may relay sums, which saves up to 5 %.
+    expected_us, least = (8000, 0.98) if choice == "central" else (12_000, 0.95)
+    assert least * expected_us <= served.finish_us <= 1.02 * expected_us
 
 
 @pytest.mark.parametrize(
