@@ -75,6 +75,16 @@ def is_unbeaten(problem: Problem, bound: Fraction, *, max_states: int) -> bool:
     return True
 
 
+def num_decided(problems: list[Problem], found: list[Certificate], seed: int) -> int:
+    """Number of problems for which exhaustive search ends, none if no certificate claims more than 0.
+
+    Asserts that witnesses prove their bounds, and that no schedule of any problem finishes before the largest.
+    """
+    assert all(each.check() for each in found), seed
+    best = max((each.bound for each in found), default=Fraction(0))
+    return sum(best > 0 and is_unbeaten(each, best, max_states=2000) for each in problems)
+
+
 def ratios(bounds: list[Certificate], problem: Problem, seed: int, *, searched: bool = False) -> list[float]:
     """Finishes of baselines, and in long runs of a search, over each bound; asserts that witnesses prove these."""
     assert all(each.check() for each in bounds), seed

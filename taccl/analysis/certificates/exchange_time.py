@@ -98,9 +98,7 @@ class ExchangeTime(Witness):
 
 def exchange_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield the exchange-time bound for sums that have contributions of all ranks and are wanted by all."""
-    if in_network or not demand.single_ended or demand.problem.collective.derivations:
-        return
-    if not demand.sums_for_all:
+    if not demand.shared_units(in_network=in_network):
         return
     facts = Facts(demand.problem, divisible=True, in_network=False)
     nodes = _nodes_of(facts)
@@ -151,13 +149,11 @@ class _Nodes(NamedTuple):
 
 def _nodes_of(facts: Facts) -> _Nodes | None:
     """The nodes, if all are alike, and all ranks contribute to a sum that all want; else None."""
-    sizes = Counter(facts.topology.node_of_rank)
-    number, (size, *others) = len(sizes), set(sizes.values())
-    if others or not 2 <= number <= _MOST_NODES or not 2 <= size <= _MOST_IN_NODE or not facts.shared_units:
+    number, size = facts.equal_nodes() or (0, 0)
+    if not 2 <= number <= _MOST_NODES or not 2 <= size <= _MOST_IN_NODE or not facts.shared_units:
         return None
-    between = [e for e in facts.allowed if facts.topology.is_internode(e)]
-    port = port_of(facts, [e for e in facts.allowed if not facts.topology.is_internode(e)])
-    nic = port_of(facts, between)
+    inside, between = facts.links_by_place()
+    port, nic = port_of(facts, inside), port_of(facts, between)
     if port is None or nic is None:
         return None
     node, nics = facts.topology.node_of_rank, len({facts.src[e] for e in between})

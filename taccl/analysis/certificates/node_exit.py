@@ -90,9 +90,7 @@ class NodeExit(Witness):
 
 def node_exit_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield node-exit bounds for sums that have contributions of all ranks and are wanted by all."""
-    if in_network or not demand.single_ended or demand.problem.collective.derivations:
-        return
-    if not demand.sums_for_all:
+    if not demand.shared_units(in_network=in_network):
         return
     facts = Facts(demand.problem, divisible=True, in_network=False)
     nodes = _nodes_of(facts)
@@ -143,12 +141,10 @@ class _Nodes(NamedTuple):
 
 def _nodes_of(facts: Facts) -> _Nodes | None:
     """The nodes, if all are alike, and all ranks contribute to a sum that all want; else None."""
-    sizes = Counter(facts.topology.node_of_rank)
-    number, (size, *others) = len(sizes), set(sizes.values())
-    if others or number < 2 or not 2 <= size <= _MOST_IN_NODE or not facts.shared_units:
+    number, size = facts.equal_nodes() or (0, 0)
+    if not 2 <= size <= _MOST_IN_NODE or not facts.shared_units:
         return None
-    between = [e for e in facts.allowed if facts.topology.is_internode(e)]
-    inside = [e for e in facts.allowed if not facts.topology.is_internode(e)]
+    inside, between = facts.links_by_place()
     nic, port = port_of(facts, between), port_of(facts, inside)
     lanes, takes_turns = number * size, port is not None
     if port is None:

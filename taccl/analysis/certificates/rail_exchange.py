@@ -84,12 +84,10 @@ def _rails_of(facts: Facts) -> _Rails | None:
     number, size = len(sizes), min(sizes.values())
     if not 2 <= number <= size or not facts.shared_units:
         return None
-    across = {*facts.topology.internode_links}
-    links = [e for e in facts.allowed if e in across]
-    inside = [facts.alpha[e] for e in facts.allowed if e not in across]
+    inside, links = facts.links_by_place()
     if not links or not inside:
         return None
-    near, far = min(inside), min(facts.alpha[e] for e in links)
+    near, far = min(facts.alpha[e] for e in inside), min(facts.alpha[e] for e in links)
     if not 0 < near <= far or not _are_on_rails(facts, links, node):
         return None
     # Early and late sends have the weight `number`. All others have twice the size, and the first and last of

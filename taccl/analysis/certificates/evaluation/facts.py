@@ -189,6 +189,17 @@ class Facts:
             units for chunk, units in sizes if set(chunk.origins) == everyone == set(chunk.destinations)
         )
 
+    def equal_nodes(self) -> tuple[int, int] | None:
+        """Number of nodes, and of ranks of each node; None for a single node, or nodes of unlike sizes."""
+        sizes = Counter(self.topology.node_of_rank)
+        size, *others = {*sizes.values()}
+        return None if others or len(sizes) < 2 else (len(sizes), size)
+
+    def links_by_place(self) -> tuple[list[int], list[int]]:
+        """Usable links inside nodes, and those between nodes."""
+        between = {*self.topology.internode_links}
+        return [e for e in self.allowed if e not in between], [e for e in self.allowed if e in between]
+
     def outside(self, ranks: frozenset[int]) -> Iterator[tuple[int, set[int]]]:
         """Yield (chunk, its origins outside `ranks`) for each chunk that cannot be made from inside alone."""
         for c, data in enumerate(self.collective.chunks):
