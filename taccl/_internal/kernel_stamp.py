@@ -24,8 +24,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from taccl._internal.packages import installed_version
-
 #: Packages whose functions and types numba implements itself.
 _KNOWN = sys.stdlib_module_names | {"numpy", "numba"}
 #: Types whose values are fully described by their `repr`.
@@ -94,14 +92,9 @@ def _layout(made: Any) -> Layout:
 @cache
 def compiler_versions() -> tuple[str, ...]:
     """Versions of the packages that generate code."""
-    return tuple(installed_version(each) or _version(each) for each in ("numba", "llvmlite", "numpy"))
+    from importlib.metadata import version  # the import takes 0.02 s, and only compilation needs it
 
-
-def _version(package: str) -> str:
-    """Version of a package in an archive, or with metadata of an unusual name."""
-    from importlib.metadata import version  # the import takes 0.02 s
-
-    return version(package)
+    return tuple(map(version, ("numba", "llvmlite", "numpy")))
 
 
 @cache

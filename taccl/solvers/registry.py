@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from taccl._internal.html import table as html_table
 from taccl._internal.names import did_you_mean, table
-from taccl._internal.packages import installed_version
 from taccl.errors import InputError
 from taccl.solvers.worker import Outcome, run_task
 
@@ -143,7 +142,7 @@ class Backends:
 
 def backends() -> Backends:
     """All backends: this package's own, and every known solver."""
-    version = installed_version("taccl")
+    version = _version("taccl")
     own = [
         SolverInfo("auto", True, version, "a portfolio of greedy, cpsat and local search", None, None),
         SolverInfo("greedy", True, version, "baselines and list schedulers, no solver", None, None),
@@ -156,5 +155,15 @@ def backends() -> Backends:
 
 def package_versions() -> dict[str, str]:
     """{package: version} of Python, taccl and the solver packages."""
-    versions = {name: installed_version(name) for name in _PACKAGES}
+    versions = {name: _version(name) for name in _PACKAGES}
     return {"python": platform.python_version()} | {n: v for n, v in versions.items() if v is not None}
+
+
+@functools.cache  # reading the metadata takes 3 ms a package
+def _version(package: str) -> str | None:
+    from importlib import metadata  # imported here, as the import takes 0.05 s
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
