@@ -90,6 +90,7 @@ from taccl.synthesis.replan import replan as replan
 from taccl.synthesis.result import Result as Result
 from taccl.synthesis.suggesting.chunks import choose_chunks as choose_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal as SketchProposal
+from taccl.synthesis.suggesting.protocols import choose_protocol as choose_protocol
 from taccl.synthesis.suggesting.suggest import suggest_sketches as suggest_sketches
 from taccl.synthesis.symmetry.implicit import ImplicitResult as ImplicitResult
 from taccl.synthesis.symmetry.implicit import synthesize_implicit as synthesize_implicit

@@ -33,6 +33,7 @@ _MOVED = {
     "taccl.collective": "taccl.problem.collective",
     "taccl.collectives": "taccl.problem.collectives",
     "taccl.costs": "taccl.problem.costs",
+    "taccl.explore.protocols": "taccl.synthesis.suggesting.protocols",
     "taccl.formats.astra_network": "taccl.formats.astra.network",
     "taccl.formats.msccl.limits": "taccl.program.limits",
     "taccl.formats.msccl_xml": "taccl.formats.msccl.xml",

@@ -111,15 +111,12 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
 
 
 def _under_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
-    """The problem under the protocol predicted to be the fastest, unless one was given; prints a note."""
+    """The problem under the protocol predicted to be the fastest, unless one was given."""
     if options.protocol != "auto" or len(problem.topology.protocols) < 2:
         return problem
-    from taccl.explore.protocols import under_fastest_protocol
+    from taccl.synthesis.suggesting.protocols import under_fastest_protocol
 
-    found, note = under_fastest_protocol(problem, options.deadline)
-    if note:
-        say(f"note: {note}")
-    return found
+    return under_fastest_protocol(problem, options.deadline)
 
 
 def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch | None) -> Topology:

@@ -30,11 +30,11 @@ def test_the_protocol_that_promises_least_is_taken_and_reported(run):
     The note says that its times are those of baselines, and not of the schedule below.
     """
     for size, protocol in (("8B", "ll"), ("1GB", "simple")):
-        code, out, err = run("baseline", "ring", *H100, "--size", size)
+        code, out, _ = run("baseline", "ring", *H100, "--size", size)
         assert code == 0
         assert (
             f"note: protocol {protocol} is predicted to be the fastest for {size} (by the fastest baseline in uncut chunks: "
-            in err
+            in out
         )
         assert "us, predicted " in out and " with a launch of " in out
 
@@ -42,21 +42,21 @@ def test_the_protocol_that_promises_least_is_taken_and_reported(run):
 @pytest.mark.slow
 def test_baselines_are_made_once_for_all_protocols(run, made):
     """Baselines are built once and re-timed under each protocol, in a fraction of the time."""
-    code, _, err = run("bound", *H100, "--size", "8KB")
-    assert (code, "is predicted to be the fastest" in err) == (0, True)
+    code, out, _ = run("bound", *H100, "--size", "8KB")
+    assert (code, "is predicted to be the fastest" in out) == (0, True)
     assert sorted(name for name, _ in made) == sorted(taccl.baselines.BASELINES)
 
 
 @pytest.mark.slow
 def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
     """At 64 KB the estimates of recursive multiplying select the same protocol as the bounds."""
-    monkeypatch.setattr("taccl.explore.protocols._BOUND_S_PER_LINK", 1e9)
+    monkeypatch.setattr("taccl.synthesis.suggesting.protocols._BOUND_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
-    code, _, err = run("baseline", "pairwise", *words)
+    code, out, _ = run("baseline", "pairwise", *words)
     assert code == 0
     assert (
         "note: protocol ll is predicted to be the fastest for 64KB (by an estimate of the baseline multiplying: "
-        in err
+        in out
     )
 
 
@@ -67,13 +67,13 @@ def test_estimates_compare_protocols_if_baselines_end_late(run, monkeypatch):
     def late(*_arguments, **_options):
         raise OutOfTime("baselines take longer")
 
-    monkeypatch.setattr("taccl.explore.protocols._baselines_of", late)
+    monkeypatch.setattr("taccl.synthesis.suggesting.protocols._baselines_of", late)
     words = ("--topology", "dgx-h100", "--nodes", "2", "--collective", "reduce-scatter", "--size", "1MB")
-    code, _, err = run("baseline", "pairwise", *words)
+    code, out, _ = run("baseline", "pairwise", *words)
     assert code == 0
     assert (
         "note: protocol ll is predicted to be the fastest for 1MB (by an estimate of the baseline multiplying: "
-        in err
+        in out
     )
 
 
@@ -84,11 +84,11 @@ def test_no_estimate_stands_for_an_exchange_of_few_pairs(run, monkeypatch, tmp_p
     def late(*_arguments, **_options):
         raise OutOfTime("baselines take longer")
 
-    monkeypatch.setattr("taccl.explore.protocols._baselines_of", late)
+    monkeypatch.setattr("taccl.synthesis.suggesting.protocols._baselines_of", late)
     (tmp_path / "pair.csv").write_text("\n".join(["0," * 15 + "64MB", *["0," * 15 + "0"] * 15]))
     words = ("--collective", "alltoallv", "--matrix", str(tmp_path / "pair.csv"))
-    code, _, err = run("baseline", "pairwise", "--topology", "dgx-h100", "--nodes", "2", *words)
-    assert (code, "is used without a comparison" in err) == (0, True)
+    code, out, _ = run("baseline", "pairwise", "--topology", "dgx-h100", "--nodes", "2", *words)
+    assert (code, "is used without a comparison" in out) == (0, True)
 
 
 def test_a_comparison_names_protocols_for_which_there_is_no_time(run, monkeypatch):
@@ -106,39 +106,39 @@ def test_a_comparison_names_protocols_for_which_there_is_no_time(run, monkeypatc
         raise OutOfTime("baselines take longer")
 
     monkeypatch.setattr(module, "estimated_us", ended)
-    monkeypatch.setattr("taccl.explore.protocols._baselines_of", late)
+    monkeypatch.setattr("taccl.synthesis.suggesting.protocols._baselines_of", late)
     words = ("--topology", "dgx-h100", "--collective", "allgather", "--size", "64KB")
-    code, _, err = run("baseline", "pairwise", *words)
-    assert (code, "note: protocol ll is predicted" in err, "; no time for ll128)" in err) == (0, True, True)
+    code, out, _ = run("baseline", "pairwise", *words)
+    assert (code, "note: protocol ll is predicted" in out, "; no time for ll128)" in out) == (0, True, True)
 
 
 @pytest.mark.slow
 def test_protocols_are_compared_by_estimates_on_large_problems(run):
     """Estimates rate the protocols of copies over 40 ranks, for which bounds take longer and predict less."""
     words = ("--topology", "dgx-h100", "--nodes", "5", "--collective", "allgather", "--size", "64KB")
-    code, _, err = run("baseline", "pairwise", *words)
-    assert (code, "protocol ll is predicted to be the fastest for 64KB (by an estimate" in err) == (0, True)
+    code, out, _ = run("baseline", "pairwise", *words)
+    assert (code, "protocol ll is predicted to be the fastest for 64KB (by an estimate" in out) == (0, True)
 
 
 @pytest.mark.slow
 def test_estimates_of_data_at_one_rank_are_no_less_than_a_bound(run, monkeypatch):
     """All data of a gather enters one rank, for which `ll` needs twice as long as `ll128`."""
-    monkeypatch.setattr("taccl.explore.protocols._TRIED_ARRIVALS", 0)
+    monkeypatch.setattr("taccl.synthesis.suggesting.protocols._TRIED_ARRIVALS", 0)
     words = ("--topology", "h200", "--nodes", "8", "--collective", "gather", "--size", "4MB")
-    code, _, err = run("baseline", "pairwise", *words)
-    assert (code, "protocol ll128 is predicted to be the fastest for 4MB (by an estimate" in err) == (0, True)
+    code, out, _ = run("baseline", "pairwise", *words)
+    assert (code, "protocol ll128 is predicted to be the fastest for 4MB (by an estimate" in out) == (0, True)
 
 
 @pytest.mark.slow
 def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch):
     """If time is too short even for estimates, the machine's default protocol is used, and a note says so."""
-    monkeypatch.setattr("taccl.explore.protocols._BOUND_S_PER_LINK", 1e9)
+    monkeypatch.setattr("taccl.synthesis.suggesting.protocols._BOUND_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
     for name in ("_ESTIMATE_S_PER_LINK", "_ESTIMATE_S_PER_ARRIVAL"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"taccl.explore.protocols.{name}", 1e9)
-            code, _, err = run("baseline", "pairwise", *words)
-        assert (code, "is used without a comparison, for lack of time" in err) == (0, True)
+            patch.setattr(f"taccl.synthesis.suggesting.protocols.{name}", 1e9)
+            code, out, _ = run("baseline", "pairwise", *words)
+        assert (code, "is used without a comparison, for lack of time" in out) == (0, True)
 
 
 @pytest.mark.slow
@@ -207,8 +207,8 @@ def test_a_plan_takes_no_other_protocol_than_asked(run_json):
 @pytest.mark.slow
 def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run, made):
     """In an allreduce of 256 KB, sends merge under simple, but not under ll, which is chosen."""
-    code, _, err = run("baseline", "pairwise", *H100, "--size", "256KB")
-    assert (code, "protocol ll is predicted to be the fastest" in err) == (0, True)
+    code, out, _ = run("baseline", "pairwise", *H100, "--size", "256KB")
+    assert (code, "protocol ll is predicted to be the fastest" in out) == (0, True)
     plain = {
         each: taccl.make_problem(taccl.topologies.dgx_h100().under(each), "allreduce", size_bytes=256_000)
         for each in ("simple", "ll")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from taccl import baselines
+from taccl._internal.arguments import Seconds, checked
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_size
 from taccl.analysis.certificates.bounds import lower_bound
@@ -26,6 +27,8 @@ from taccl.topology.topology import Topology
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
+#: Remedy that notes state.
+_REMEDY = "protocol= or --protocol chooses"
 #: `_BOUND_S`: expected CPU seconds for the fixed part of a bound under one protocol.
 #: `_BOUND_S_PER_LINK`: expected CPU seconds per link of a bound.
 #: `_ESTIMATE_S`: expected CPU seconds for the fixed part of an estimate under one protocol.
@@ -44,37 +47,68 @@ _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.3
 _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 
-def under_fastest_protocol(problem: Problem, limit: Deadline) -> tuple[Problem, str]:
-    """(problem under the protocol predicted to be the fastest, note on the prediction).
+#: Default time limit of `choose_protocol` in seconds.
+_LIMIT_S = 30.0
+
+
+@checked
+def choose_protocol(problem: Problem, *, time_limit_s: Seconds = _LIMIT_S) -> Problem:
+    """The problem under the protocol with the least predicted sum of launch and finish.
+
+    `make_problem` and the command line make this choice if a machine is given by name. A note of the problem,
+    which results show, has the predicted times.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its topology may be under any protocol. A problem without a size, or on a topology with fewer than two
+        protocols, is returned unchanged.
+    time_limit_s : float
+        Upper limit: at most 0.3 s of CPU are usual.
+
+    Returns
+    -------
+    Problem
+        Default clauses are derived again under the protocol; those of a sketch are kept.
+    """
+    return under_fastest_protocol(problem, Deadline.after(time_limit_s))
+
+
+def under_fastest_protocol(problem: Problem, limit: Deadline) -> Problem:
+    """The problem under the protocol predicted to be the fastest, with a note; see `choose_protocol`.
 
     A protocol is rated by the earliest finish of all baselines, re-timed under it. On large problems, or if
     baselines would exceed their share of the time limit, the rating is an estimated finish of the baseline
     `multiplying`; if that does not apply, a lower bound. Broadcasts and reductions on several nodes are rated
     by an estimated finish of the baseline `hierarchical`. Protocols for which there is no time are left out.
-    Without time for a second one, the topology's own protocol is used. Without a choice, the note is empty.
+    Without time for a second one, the topology's own protocol is used.
     """
     protocols, size, taken = problem.topology.protocols, problem.size_bytes, problem.topology.protocol
     if len(protocols) < 2 or size is None:
-        return problem, ""
+        return problem
     if problem.collective.destination_sets.sizes.sum() > _BOUNDED_ARRIVALS:
-        return problem, f"protocol {taken} is used uncompared, at this number of ranks (--protocol chooses)"
+        return _noted(problem, f"protocol {taken} is used uncompared, at this number of ranks ({_REMEDY})")
     ratings = _Ratings(problem, limit)
     ratings.compare()
     promised = ratings.promised_us
     if len(promised) < 2:
-        note = f"protocol {taken} is used without a comparison, for lack of time (--protocol chooses)"
-        return problem, note
+        said = f"protocol {taken} is used without a comparison, for lack of time ({_REMEDY})"
+        return _noted(problem, said)
     chosen, *others = sorted(promised, key=promised.__getitem__)
-    said = [f"{promised[chosen]:.4g} us", *(f"{name} {promised[name]:.4g} us" for name in others)]
-    times = "; ".join((said[0], ", ".join(said[1:])))
+    shown = [f"{promised[chosen]:.4g} us", *(f"{name} {promised[name]:.4g} us" for name in others)]
+    times = "; ".join((shown[0], ", ".join(shown[1:])))
     if len(promised) < len(protocols):
         times += f"; no time for {', '.join(each for each in protocols if each not in promised)}"
     told = f"({ratings.by}: {times})"
-    note = f"protocol {chosen} is predicted to be the fastest for {format_size(size)} {told}"
     topology = problem.topology.under(chosen)
     is_plain = problem.clauses == ratings.plain(problem.topology).clauses  # the defaults differ by protocol
     clauses = ratings.plain(topology).clauses if is_plain else problem.clauses
-    return replace(problem, topology=topology, clauses=clauses), note
+    found = replace(problem, topology=topology, clauses=clauses)
+    return _noted(found, f"protocol {chosen} is predicted to be the fastest for {format_size(size)} {told}")
+
+
+def _noted(problem: Problem, said: str) -> Problem:
+    return replace(problem, notes=(*problem.notes, said))
 
 
 class _Ratings:
