@@ -100,10 +100,10 @@ def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits 
     """
     steps = _steps(fabric, demand)
     hops = make_hops(fabric, demand.units, routes, limits.seed, steps=steps)
-    return _in_order(fabric, hops, np.argsort(hops.key, kind="stable"), demand.chunk_type, limits)
+    return send_ordered(fabric, hops, np.argsort(hops.key, kind="stable"), demand.chunk_type, limits)
 
 
-def _in_order(
+def send_ordered(
     fabric: Fabric, hops: Hops, order: Ints, chunk_type: type[np.integer[Any]], limits: Limits = Limits()
 ) -> Sends:
     """Schedule the hops in the given order, each at its earliest start.
@@ -147,11 +147,16 @@ def send_together(
 
 def send_at_earliest(fabric: Fabric, hops: Hops, found: Sends) -> Sends:
     """Re-time the sends of a schedule: earliest starts, in the given order on each link and resource."""
+    start = starts_of(fabric, hops, found)
+    return send_ordered(fabric, hops, np.argsort(start, kind="stable"), found.chunk.dtype.type)
+
+
+def starts_of(fabric: Fabric, hops: Hops, found: Sends) -> Ints:
+    """(num_hops,) start of each hop in a schedule, in ticks."""
     by_hop = np.lexsort((hops.slot, hops.chunk))
-    by_send = np.lexsort((slots_of(fabric, found), found.chunk))
-    start = np.empty(len(by_hop), np.int64)
-    start[by_hop] = found.start[by_send]
-    return _in_order(fabric, hops, np.argsort(start, kind="stable"), found.chunk.dtype.type)
+    start: Ints = np.empty(len(by_hop), np.int64)
+    start[by_hop] = found.start[np.lexsort((slots_of(fabric, found), found.chunk))]
+    return start
 
 
 def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:

@@ -2,12 +2,13 @@
 
 In an allreduce, the hops of both phases are scheduled in one run. A rank sends a sum to its parent when the
 parts of all its children have arrived. The root sends it out when the sum is complete. Sums go first, but no
-resource idles if it can send out a complete sum, so the two phases fill the pipeline once.
+resource idles if it can send out a complete sum, so the two phases fill the pipeline once. With few sends,
+schedules of each phase alone, joined, may finish earlier.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,29 @@ import numpy as np
 from taccl.problem.problem import Problem
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.kernels.fabric import Fabric, Floats, Ints, problem_arrays
+from taccl.synthesis.kernels.fabric import Fabric, Floats, Ints, chunk_type_of, problem_arrays
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of
 from taccl.synthesis.kernels.queue_kernel import Hops
-from taccl.synthesis.proposers.queues import make_hops, run_hops, send_at_earliest, slots_of
+from taccl.synthesis.proposers.queues import (
+    make_hops,
+    run_hops,
+    send_at_earliest,
+    send_ordered,
+    slots_of,
+    starts_of,
+)
 from taccl.synthesis.proposers.router import sending_ns
 from taccl.synthesis.transforms.phases import Phase
-from taccl.synthesis.trees.packing import TreeRoutes, tree_routes
+from taccl.synthesis.trees.packing import tree_routes
 
 #: `_TURN_WEIGHTS`: weights of due dates to try in waiting chunks' priority; the remaining route's is 1.
+#: The first two are always tried. The others, and further orders of chunks, are tried if there are few sends:
+#: `_MOST_RUNS`: max runs along the same trees.
+#: `_MOST_SENDS`: max sends of all these runs together.
 #: `_STEADY_WEIGHTS`: the same for schedules without idle gaps.
 #: `_MOST_DELAYS`: max rounds that delay the first starts on resources with idle gaps.
-_TURN_WEIGHTS, _STEADY_WEIGHTS, _MOST_DELAYS = (0.5, 1.0), (0.2, 0.35), 12
+_TURN_WEIGHTS, _STEADY_WEIGHTS, _MOST_DELAYS = (0.5, 1.0, 0.1), (0.2, 0.35), 12
+_LEAST_RUNS, _MOST_RUNS, _MOST_SENDS = 2, 12, 12_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,7 @@ class TreeHops:
     - `after`, (num_hops,): Ticks added to the priority key of each hop.
     - `peak_ticks`: Ticks for which the busiest resource is occupied.
     - `is_even`: True if links share some switch evenly that could also serve some of them only.
+    - `parts`: The hops of each phase alone, in reversed time for the reduce phase, if both are included.
     """
 
     fabric: Fabric
@@ -49,6 +62,17 @@ class TreeHops:
     after: Floats
     peak_ticks: int
     is_even: bool
+    parts: tuple[TreeHops, ...] = ()
+
+    def shuffled(self, seed: int) -> TreeHops:
+        """The same hops with chunks in another order: each chunk has random ticks added to its priority.
+
+        The ticks are at most those between two chunks of a root that follow one another.
+        """
+        num_roots = len(np.unique(self.fabric.src[self.hops.slot[self.hops.waits_for == 0]]))
+        between = self.peak_ticks * num_roots / self.num_chunks
+        ticks = between * np.random.default_rng(seed).random(len(self.hops.units))
+        return replace(self, after=self.after + ticks[self.hops.chunk])
 
     def run(self, weight: float, limit: int, limits: Limits, begins: Ints | None = None) -> Sends | None:
         """Schedule the hops, early due dates first on each link; None if it exceeds the limit, or is stopped.
@@ -75,42 +99,38 @@ def tree_hops(phases: tuple[Phase, ...], *, evenly: bool = True) -> TreeHops | N
 
     - `evenly`: See `split_switches`.
     """
-    found = []
+    parts = []
     for phase in phases:
         fabric, demand = problem_arrays(phase.problem)
         trees = tree_routes(phase.problem, fabric, evenly=evenly)
         if trees is None:
             return None
-        found.append((fabric, trees))
-    fabric, trees = found[-1]
-    is_even = any(each.is_even for _, each in found)
-    hops = make_hops(fabric, demand.units, trees.routes)
-    peak = trees.routes.peak_ticks
-    due = peak * trees.turn[hops.chunk]
-    if len(found) == 1:
-        return TreeHops(fabric, demand.num_chunks, hops, due, np.zeros(len(due)), peak, is_even)
-    reversed_fabric, reduction = found[0]
-    added = _reducing(fabric, reversed_fabric, reduction, hops)
-    before = reduction.routes.peak_ticks
-    return TreeHops(
-        fabric,
-        demand.num_chunks,
-        added,
-        np.append(before * reduction.turn[added.chunk[: -len(due)]], due),
-        np.append(np.zeros(len(added.slot) - len(due)), np.full(len(due), float(before))),
-        before + peak,
-        is_even,
+        hops, peak = make_hops(fabric, demand.units, trees.routes), trees.routes.peak_ticks
+        due = peak * trees.turn[hops.chunk]
+        none = np.zeros(len(due))
+        parts.append(TreeHops(fabric, demand.num_chunks, hops, due, none, peak, trees.is_even))
+    if len(parts) == 1:
+        return parts[0]
+    up, out = parts
+    return replace(
+        out,
+        hops=_reducing(out.fabric, up.fabric, up.hops, out.hops),
+        due=np.append(up.due, out.due),
+        after=np.append(up.after, np.full(len(out.due), float(up.peak_ticks))),
+        peak_ticks=up.peak_ticks + out.peak_ticks,
+        is_even=up.is_even or out.is_even,
+        parts=(up, out),
     )
 
 
-def _reducing(fabric: Fabric, reversed_fabric: Fabric, reduction: TreeRoutes, out: Hops) -> Hops:
+def _reducing(fabric: Fabric, reversed_fabric: Fabric, up: Hops, out: Hops) -> Hops:
     """Hops of both phases: up the trees, then out of their roots.
 
-    - `reversed_fabric`, `reduction`: The reduce phase, in reversed time, as copies over reversed links.
+    - `reversed_fabric`, `up`: The reduce phase, in reversed time, as copies over reversed links.
     - `out`: Hops of the broadcast phase.
     """
     num_chunks, num_ranks = len(out.units), fabric.num_ranks
-    rows = reduction.routes.slot.reshape(num_chunks, -1)
+    rows = up.slot.reshape(num_chunks, -1)
     num_hops, per_chunk = rows.size, rows.shape[1]
     parent, child = reversed_fabric.src[rows], reversed_fabric.dst[rows]
     slot_of = np.zeros(int(fabric.link.max()) + 1, np.int32)
@@ -153,13 +173,37 @@ def _reducing(fabric: Fabric, reversed_fabric: Fabric, reduction: TreeRoutes, ou
 
 
 def send_in_turn(hops: TreeHops, limits: Limits = Limits()) -> Sends | None:
-    """Best schedule with several weights of due dates; None if stopped."""
+    """Best schedule with several weights of due dates; None if stopped.
+
+    With few sends, several orders of the chunks are tried, and the phases of an allreduce one by one.
+    """
+    weights = len(_TURN_WEIGHTS)
 
     def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
-        return hops.run(_TURN_WEIGHTS[run], limit, limits)
+        tried = hops if run < weights else hops.shuffled(limits.seed)
+        return tried.run(_TURN_WEIGHTS[run % weights], limit, limits)
 
-    steps = sending_ns(hops.fabric, len(hops.due))
-    return best_of(attempt, limits, len(_TURN_WEIGHTS), steps=steps)
+    steps, affordable = sending_ns(hops.fabric, len(hops.due)), _MOST_SENDS // max(1, len(hops.due))
+    best = best_of(attempt, limits, max(_LEAST_RUNS, min(_MOST_RUNS, affordable)), steps=steps)
+    if best is None or not hops.parts or affordable <= _LEAST_RUNS:
+        return best
+    found = _send_one_by_one(hops, replace(limits, deadline=limits.until or limits.deadline))
+    return best if found is None or found.finish_ticks >= best.finish_ticks else found
+
+
+def _send_one_by_one(hops: TreeHops, limits: Limits) -> Sends | None:
+    """Schedule each phase alone, and start the sends of both as early as possible in that order.
+
+    None if it was stopped.
+    """
+    up, out = (send_in_turn(part, limits) for part in hops.parts)
+    if up is None or out is None:
+        return None
+    (reverse, reduction), (fabric, after) = ((part.fabric, part.hops) for part in hops.parts)
+    took = reverse.alpha[reduction.slot] + reduction.units[reduction.chunk] * reverse.beta[reduction.slot]
+    ends = starts_of(reverse, reduction, up) + took  # in reversed time
+    order = np.argsort(np.append(-ends, starts_of(fabric, after, out)), kind="stable")
+    return send_ordered(fabric, hops.hops, order, chunk_type_of(len(hops.hops.units)))
 
 
 def send_without_gaps(hops: TreeHops, limits: Limits = Limits()) -> Sends | None:

@@ -45,10 +45,11 @@ def behind_uplinks(nodes, size):
     return builder.build()
 
 
-@pytest.mark.parametrize(("name", "evenly"), [("allgather", True), ("reduce_scatter", False)])
-def test_nics_share_an_uplink_or_few_of_them_use_it(monkeypatch, name, evenly):
+@pytest.mark.parametrize(("name", "chunks", "evenly"), [("allgather", 1, True), ("reduce_scatter", 2, False)])
+def test_nics_share_an_uplink_or_few_of_them_use_it(monkeypatch, name, chunks, evenly):
     """Of the two ways to divide an uplink among NICs, the one whose schedule ends sooner is taken."""
-    problem = taccl.make_problem(behind_uplinks(3, 4), name, size_bytes=240 * 10**6)
+    topology = behind_uplinks(3, 4)
+    problem = taccl.make_problem(topology, name, size_bytes=240 * 10**6, chunks_per_rank=chunks)
     best = along_trees(problem)
     assert verify(best).ok
     finishes = {}
@@ -60,6 +61,17 @@ def test_nics_share_an_uplink_or_few_of_them_use_it(monkeypatch, name, evenly):
         monkeypatch.setattr(trees, "tree_hops", hops)
         finishes[way] = along_trees(problem).finish
     assert best.finish == finishes[evenly] < finishes[not evenly]
+
+
+@pytest.mark.parametrize(("machine", "name", "chunks"), [("dgx1", "allgather", 6), ("dgx1", "allreduce", 4)])
+def test_few_sends_are_tried_in_several_orders(monkeypatch, machine, name, chunks):
+    """Few sends finish sooner in further orders of chunks, or with each phase of an allreduce alone."""
+    topology = taccl.topologies.parse(machine)
+    problem = taccl.make_problem(topology, name, size_bytes="16MB", chunks_per_rank=chunks)
+    found = along_trees(problem)
+    assert verify(found).ok
+    monkeypatch.setattr("taccl.synthesis.proposers.tree_hops._MOST_SENDS", 0)
+    assert found.finish < 0.96 * along_trees(problem).finish
 
 
 def search_of(problem):
