@@ -160,9 +160,8 @@ def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
             return tomllib.loads(text, parse_float=Decimal if exact else float)
         except tomllib.TOMLDecodeError as error:
             if not _LIKE_TOML.search(text):
-                begins = shown(repr(text.strip().partition("\n")[0].strip()), 60)
-                said = f"found text of unknown kind, which begins {begins}; check the path, or give a file"
-                raise FormatError(f"{said} that the page on formats lists", where=source) from None
+                said = f"found {unknown_text(text)}; check the path, or give a file that the page on formats"
+                raise FormatError(f"{said} lists", where=source) from None
             end = f"at line {text.count(chr(10)) + 1}, the end of the text"
             reason = str(error).replace("at end of document", end)
             said = f"found text that is not TOML: {reason}; correct that line"
@@ -190,7 +189,9 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
             )
         except json.JSONDecodeError as error:
             at = f"line {error.lineno}, column {error.colno}"
-            said = f"found text that is not JSON: {error.msg} (at {at}); correct that line"
+            is_cut = error.msg.startswith("Unterminated string") or not text[error.pos :].strip()
+            advice = "the file ends too early: save or copy it again" if is_cut else "correct that line"
+            said = f"found text that is not JSON: {error.msg} (at {at}); {advice}"
             raise FormatError(said, where=source) from None
 
     data = _parsed(plain, source)
@@ -198,6 +199,11 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
         kind = {list: "list", str: "string", bool: "boolean", type(None): "null"}.get(type(data), "number")
         raise FormatError(f"found a JSON {kind}; expected an object with fields", where=source)
     return data
+
+
+def unknown_text(text: str) -> str:
+    """Description of a text of unknown kind for messages, with the beginning of its first line."""
+    return f"text of unknown kind, which begins {shown(repr(text.strip().partition(chr(10))[0].strip()), 60)}"
 
 
 def kinds_of(path: str | os.PathLike[str]) -> list[str]:

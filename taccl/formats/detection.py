@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from taccl._internal.arguments import known_name
 from taccl._internal.file_kinds import has_fields, kinds_in, kinds_of_text, unquoted, wrong_kind
-from taccl._internal.reading import kinds_of, parse_json, read_text
+from taccl._internal.reading import kinds_of, parse_json, read_text, unknown_text
 from taccl._internal.text_kinds import MATRIX_IN_TEXT
 from taccl._internal.web_text import without_markup
 from taccl.errors import FormatError, InputError
@@ -85,7 +85,7 @@ def format_of_content(path: str | os.PathLike[str], wanted: str = _ANY_FORMAT) -
             return format_named("taccl-topology")
         if kinds == [MATRIX_IN_TEXT]:
             return format_named("pair-matrix")
-        raise _unknown("text that is no JSON object", where, kinds, wanted)
+        raise _unknown(unknown_text(text), where, kinds, wanted)
     if len(text) > _PARSED_CHARACTERS:
         raise _unknown(f"{len(text)} characters of JSON of unknown kind", where)
     data = parse_json(text, source=where, exact=True)

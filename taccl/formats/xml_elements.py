@@ -17,6 +17,8 @@ from taccl.errors import FormatError
 
 _MAX_DEPTH = 64
 _MAX_ELEMENTS = 2 * 10**6
+#: Messages of the parser on a text that ends before its root element does.
+_CUT = ("unclosed token", "no element found")
 #: Spaces before a declaration of XML, which has to be first.
 _AFTER_SPACE = re.compile(r"\A(\s+)(<\?xml\b[^>]*>)")
 #: Beginning of the root element of a file that is read here, at the beginning of a line.
@@ -95,8 +97,8 @@ def parse_xml(text: str, *, where: str) -> XmlElement:
     try:
         parser.Parse(text, True)
     except expat.ExpatError as error:
-        raise FormatError(
-            f"found text that is not XML: {expat.errors.messages[error.code]}; correct that line",
-            where=f"{where}: line {error.lineno}",
-        ) from None
+        message = expat.errors.messages[error.code]
+        advice = "the file ends too early: save or copy it again" if message in _CUT else "correct that line"
+        said = f"found text that is not XML: {message}; {advice}"
+        raise FormatError(said, where=f"{where}: line {error.lineno}") from None
     return roots[0]

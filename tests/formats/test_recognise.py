@@ -63,9 +63,9 @@ def test_format_is_recognised_by_its_mark(tmp_path, text, name):
         ("<!-- --> " * 100_000 + "<!DOCTYPE x>", "XML without an element"),
         ("<unknown/>", "XML"),
         ("some words", "text"),
-        ("GPU0 GPU1", "no JSON object"),
-        ("[1, 2]", "no JSON object"),
-        ("schema = 1", "no JSON object"),
+        ("GPU0 GPU1", "text of unknown kind"),
+        ("[1, 2]", "text of unknown kind"),
+        ("schema = 1", "text of unknown kind"),
     ],
 )
 def test_other_files_are_refused_with_what_is_known(tmp_path, text, found):
@@ -123,7 +123,7 @@ def test_a_matrix_is_distinguished_from_prose(tmp_path, text, is_matrix):
     if is_matrix:
         assert recognise(path) == "pair-matrix"
     else:
-        with pytest.raises(FormatError, match="no JSON object"):
+        with pytest.raises(FormatError, match="text of unknown kind"):
             recognise(path)
 
 

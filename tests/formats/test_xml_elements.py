@@ -67,6 +67,7 @@ BOMB = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(9))
         ("<a/><b/>", "junk after document element"),
         ("text", "not XML"),
         ("", "no element found"),
+        ("<a><b x='1", "ends too early: save or copy it again"),
     ],
 )
 def test_hostile_and_broken_text(text, words):

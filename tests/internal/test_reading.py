@@ -124,6 +124,7 @@ def test_toml_error_has_line(text):
         pytest.param(
             '{\n"a" 1}', r"a\.json: found text that is not JSON.*line 2", id="a fault is placed by line"
         ),
+        pytest.param('{"a": [1, "b', "ends too early: save or copy it again", id="a file that was cut off"),
         pytest.param("null", "JSON null; expected an object", id="null is no object"),
         pytest.param("[1]", "JSON list; expected an object", id="a list is no object"),
         pytest.param('{"0": 1, "0": 2}', "'0' twice", id="a key that would win over its namesake"),
