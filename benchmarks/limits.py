@@ -45,7 +45,7 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("synthesize gb200-nvl72 --collective allreduce --size 1MB", "--time-limit"),
     ("plan ndv2 --nodes 2 --collective allgather -o {folder}/plan", "--time-limit"),
     ("plan dgx-h100 --nodes 2 --collective allreduce --sizes 64KB,1MB,64MB", "--time-limit"),
-    ("report {folder}/schedule.json -o {folder}/page.html", "--budget"),
+    ("report {folder}/schedule.json -o {folder}/page.html", "--time-limit"),
     ("suggest ndv2 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
     ("explain ndv2/sk1 --collective allgather", "--time-limit"),
     ("reorder torus:4x4", "--time-limit"),

@@ -89,8 +89,8 @@ def test_every_verb_with_a_time_limit_is_measured():
     limits = {}
     for verb in VERBS:
         parsers = next(each for each in build_parser(verb)._actions if isinstance(each.choices, dict))
-        if (limited_by := parsers.choices[verb].get_default("limited_by")) is not None:
-            limits[verb] = f"--{limited_by.replace('_', '-')}"
+        if parsers.choices[verb].get_default("time_limit") is not None:
+            limits[verb] = "--time-limit"
     assert "diagnose" in limits
     measured = {(command.split()[0], option) for command, option in MEASURED}
     assert set(limits.items()) == measured

@@ -67,10 +67,8 @@ def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answ
             return _INTERRUPTED
         options.words = words  # the command line, stored in output files
         options.began_s = began_s
-        limited_by = getattr(options, "limited_by", None)
-        options.deadline = Deadline()
-        if limited_by is not None:
-            options.deadline = Deadline(began_s + getattr(options, limited_by))
+        limit_s = getattr(options, "time_limit", None)
+        options.deadline = Deadline() if limit_s is None else Deadline(began_s + limit_s)
         warnings.showwarning = warning_printer(options.flags, is_verbose=options.verbose)
         answer: Answer = options.run(options)
         return answer.on_command_line(options.flags)

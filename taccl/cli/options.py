@@ -180,11 +180,17 @@ def add_options(parser: argparse._ActionsContainer, *names: str, help: str = "",
 
 def add_limit(
     verb: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None, *,
-    option_name: str = "--time-limit", default: float = 30.0, help: str = "time limit in seconds",
+    default: float = 30.0, help: str = "time limit in seconds", earlier: str = "",
 ) -> None:  # fmt: skip
-    """Declare the time limit of a verb, in a group of its options; `options.deadline` then holds it."""
-    option(group or verb, f"{option_name} S", help, seconds, default=default)
-    verb.set_defaults(limited_by=option_name.removeprefix("--").replace("-", "_"))
+    """Declare the time limit of a verb, in a group of its options; `options.deadline` then holds it.
+
+    - `earlier`: Earlier name of the option, which is accepted as well.
+    """
+    add_options(group or verb, "--time-limit", help=help, default=default)
+    if earlier:
+        verb.add_argument(
+            earlier, type=seconds, dest="time_limit", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
 
 
 def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:

@@ -46,6 +46,8 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
         names = sorted(os.listdir(path))
     except FileNotFoundError:
         names = []
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot be used ({reason}); give another path", where=where) from None

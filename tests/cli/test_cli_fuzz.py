@@ -189,7 +189,7 @@ def test_contents_that_are_no_file_of_ours(folder, place):
 
 @pytest.mark.parametrize("command", [
     "baseline ring --collective allgather --topology ring:4 --size 4KB -o", "convert {c}/schedule.json",
-    "plot {c}/schedule.json -o", "report {c}/schedule.json --budget 0.01 -o",
+    "plot {c}/schedule.json -o", "report {c}/schedule.json --time-limit 0.01 -o",
     "suggest ring:4 --collective allgather --size 4KB --most 1 --time-limit 0.1 -o",
     "synthesize --topology ring:4 --collective allgather --size 4KB --backend greedy --time-limit 0.1 --spill",
     "compare --collective allgather --topology ring:4 --size 4KB --backends greedy --time-limit 0.1 -o",

@@ -40,7 +40,7 @@ def test_a_topology_by_name_is_drawn(run, tmp_path):
 def test_a_report_is_written(run_json, saved, tmp_path):
     """The page of a report contains the commands that made the schedule and the page."""
     path = tmp_path / "report.html"
-    code, values = run_json("report", saved, "-o", path, "--budget", "1")
+    code, values = run_json("report", saved, "-o", path, "--time-limit", "1")
     assert code == 0
     assert values["ok"] is True
     page = path.read_text()
@@ -57,7 +57,7 @@ def test_a_report_of_a_broken_schedule_answers_no(run, tmp_path):
     problem = taccl.make_problem(topology, taccl.collectives.allgather(2), chunk_bytes=1000)
     path = tmp_path / "broken.json"
     taccl.save(make_schedule(problem, chunk=[], link=[], start=[], end=[]), path)
-    code, _, err = run("report", path, "-o", tmp_path / "report.html", "--budget", "1")
+    code, _, err = run("report", path, "-o", tmp_path / "report.html", "--time-limit", "1")
     assert code == 1
     assert "breaks 2 rules" in err
     assert "not valid" in (tmp_path / "report.html").read_text()

@@ -204,7 +204,7 @@ def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
             "--overwrite",
         ],
         xml: ["convert", str(schedule), xml, "--overwrite"],
-        page: ["report", str(schedule), "-o", page, "--overwrite", "--budget", "0.1"],
+        page: ["report", str(schedule), "-o", page, "--overwrite", "--time-limit", "0.1"],
         str(index): ["plan", "ring:4", *once, "-o", str(plan), "--force"],
     }
     done = subprocess.run(

@@ -47,6 +47,7 @@ REFUSED = {
     "the problem": [
         ("bound ndv2/sk1 --topology dgx-h100 --collective allgather", "machine: found 'ndv2', but the topology dgx-h100"),
         (f"synthesize {SMALL} -o new.xml", "new.xml: a schedule is saved as JSON; give a name that ends in .json"),
+        ("baseline ndv2/sk1 --collective allgather", "NAME: found 'ndv2/sk1'; expected one of ring, "),
         (f"baseline ring {SMALL} -o new.csv", "give a name that ends in .json (taccl convert then writes .csv)"),
         ("bound ring:4 --size 1MB", "--collective: found none"),
         ("bound --collective allgather", "neither a sketch nor --topology"),

@@ -28,7 +28,7 @@ VERBS = {
     "bound": "bound {file} --collective allgather --size 1KB",
     "baseline": "baseline ring {file} --collective allgather --size 1KB",
     "plot": "plot {file} -o {out}.svg --overwrite",
-    "report": "report {file} -o {out}.html --overwrite --budget 0.1",
+    "report": "report {file} -o {out}.html --overwrite --time-limit 0.1",
     "convert": "convert {file} {out}.toml --overwrite",
     "fit": "fit {file} --topology dgx-h100",
     "reorder": "reorder {file} --time-limit 0.1",
@@ -39,7 +39,7 @@ VERBS = {
     "--profile": "show dgx-h100 --profile {file}",
     "--hosts": "reorder ring:4 --hosts {file} --time-limit 0.1",
     "--algorithm": "reorder ring:4 --algorithm {file} --time-limit 0.1",
-    "--measured": "report {schedule} --measured {file} -o {out}.html --overwrite --budget 0.1",
+    "--measured": "report {schedule} --measured {file} -o {out}.html --overwrite --time-limit 0.1",
 }
 #: Commands that take a topology, but no other kind of file in its place.
 ON_TOPOLOGIES = [

@@ -71,5 +71,5 @@ taccl warmup --json
 taccl plot schedule.json --by rank -o gantt.svg
 taccl plot dgx2 --what topology --nodes 2 -o dgx2.png
 taccl report schedule.json -o report.html
-taccl report schedule.json --budget 60 -o report.html --overwrite
+taccl report schedule.json --time-limit 60 -o report.html --overwrite
 """

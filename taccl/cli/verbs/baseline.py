@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 
 import taccl
+from taccl._internal.arguments import known_name
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.names import matching, note_lines, table
 from taccl._internal.units import format_us, gb_per_s
@@ -62,6 +63,7 @@ def run(options: Namespace) -> Answer:
     if not matching(options.name, names) and matching(options.sketch or "", names):
         command = f"taccl baseline {options.sketch} {options.name}"
         raise InputError(f"found {options.name!r}; the baseline comes first: {command}", where="NAME")
+    options.name = known_name(options.name, names, "NAME")
     is_nccl = bool(matching(options.name, ["nccl"]))
     if is_nccl and options.protocol == "auto":
         options.protocol = None  # NCCL's model chooses the protocol

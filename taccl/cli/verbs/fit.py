@@ -8,7 +8,7 @@ import taccl
 from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
 from taccl.cli.inputs import check_path, is_file, topology_from_word
-from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_subset, option, seconds
+from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_subset, option
 from taccl.cli.output import (
     Answer,
     check_output,
@@ -132,10 +132,7 @@ def add_diagnose(verb: argparse.ArgumentParser) -> None:
     option(verb, "--in-place", "judge the in-place times (default: out of place)")
     add_output(verb, "a page in HTML, e.g. diagnosis.html")
     option(verb, "--no-gains", "seek no better schedules")
-    add_limit(verb, default=20.0)
-    verb.add_argument(  # an earlier name
-        "--budget", type=seconds, dest="time_limit", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
+    add_limit(verb, default=20.0, earlier="--budget")
 
 
 def run_diagnose(options: argparse.Namespace) -> Answer:

@@ -92,7 +92,7 @@ def add_report(verb: argparse.ArgumentParser) -> None:
     add_output(verb, "the page, e.g. report.html", required=True)
     help = "log of nccl-tests or similar, compared with the bandwidths; repeatable"
     option(verb, "--measured LOG", help, action="append", default=[])
-    add_limit(verb, option_name="--budget")
+    add_limit(verb, earlier="--budget")
 
 
 def run_report(options: argparse.Namespace) -> Answer:
