@@ -10,6 +10,8 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.baselines import baseline
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import raised
@@ -149,6 +151,17 @@ def test_sums_pass_the_servers_that_update_them(workers, servers, sends):
     assert bound == Fraction(sends, links)
     certificate = lower_bound(problem, divisible=True)
     assert certificate.kind == "throughput" and certificate.check() and not raised(certificate).check()
+
+
+def test_a_sum_of_one_worker_is_not_whole_there():
+    """Rank 0 sends 1 MB to its server in 4 us, and gets the updated sum from there in 1 us, after 5 us."""
+    topology = linked("pair", [0, 0], [(0, 1, 0, 4), (1, 0, 0, 1)])
+    chunk = Chunk((0,), (0, 1), root=1)
+    sums = Collective("sums", 2, (chunk,), combining=True, update_us_per_mb=0)
+    problem = problem_of(topology, sums)
+    certificate = lower_bound(problem, divisible=False)
+    assert certificate.bound == 5 and certificate.check() and not raised(certificate).check()
+    assert priced(problem, divisible=False)[0] == 5
 
 
 def test_sums_that_switches_make_enter_once():

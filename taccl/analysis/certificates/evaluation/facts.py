@@ -381,8 +381,8 @@ def _heads_and_tails(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[in
         units = 0 if facts.divisible else facts.units[c]
         starts = facts.origins(c, 0 if facts.divisible else None)
         wanted = makes[c].union(data.destinations)
-        if not facts.sums or len(starts) == 1:
-            wanted -= starts.keys()
+        if not facts.sums or (len(starts) == 1 and not facts.collective.updates):
+            wanted -= starts.keys()  # these hold the chunk, unless a server has yet to update it
         if not starts or not wanted:
             continue
         links = facts.carried(c)

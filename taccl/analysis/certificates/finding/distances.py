@@ -286,6 +286,7 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
     links = distances.all_carried(reducing=None if sums else False)
     starts_at, ends_at = starts.flags(collective.num_ranks), ends.flags(collective.num_ranks)
     has_all = starts_at & (not sums or starts_at.sum(axis=1, keepdims=True) == 1)
+    has_all &= not collective.updates  # only servers have updated sums
     found: dict[tuple[int, int], tuple[Flags, Flags]] = {}
     for (number, units, end), pairs in _by_end(links, 0 * sizes if divisible else sizes, ends, starts):
         lacks = ends_at[end] & ~has_all[pairs]
