@@ -216,8 +216,19 @@ FIELDS = {
     "report of `taccl run --json`": (
         '{"collective": "allreduce", "size_bytes": 8, "times": {"median_us": 1.0}, "num_ranks": 2}'
     ),
-    "output of nvbandwidth in JSON": '{"nvbandwidth": {"testcases": []}}',
-    "output of nccl-tests in JSON": '{"results": [], "average_bus_bandwidth": {"bandwidth": 1.0}}',
+    "output of nvbandwidth in JSON": (
+        '{"nvbandwidth": {"testcases": [{"name": "device_to_device_memcpy_read_ce", "bandwidth_matrix": [["N/A", "390"], '
+        '["391", "N/A"]], "bandwidth_description": "memcpy CE GPU(row) <- GPU(column) bandwidth (GB/s)"}]}}'
+    ),
+    "output of nccl-tests in JSON": (
+        '{"args": ["all_reduce_perf"], "results": ['
+        + ", ".join(
+            f'{{"size": {size}, "count": {size // 4}, "type": "float", "redop": "sum", "root": "-1", "out_of_place": '
+            f'{{"time": {us}, "alg_bw": {size / us / 1e3}, "bus_bw": {1.75 * size / us / 1e3}, "nwrong": 0}}}}'
+            for size, us in ((2**20, 40), (2**24, 120), (2**28, 1500))
+        )
+        + '], "average_bus_bandwidth": {"bandwidth": 1.0}}'
+    ),
     "input of TE-CCL": '{"TopologyParams": {"name": "AMD"}, "GurobiParams": {}, "InstanceParams": {"collective": 1}}',
     "schedule of TE-CCL": '{"1-Epoch_Duration": 2.5e-07, "4-Collective_Finish_Time": 1e-06, "6-Flows": []}',
     "output of perftest in JSON": '{"test_info": {"test": "RDMA_Write_BW_Test"}, "results": {}}',

@@ -95,7 +95,9 @@ TEXTS = (
     Text(
         "log of nccl-tests or rccl-tests",
         r"#\s+nThreads?:?\s+\d+\s+nGpus|#\s+Rank\s+\d+\s.*\bdevice\s+\d+\s+\[|\bsize\s+count\s+type\b"
-        r"|(^|[\s:>])\d+\s+\d+\s+(u?int\d+|float\d*|half|bfloat16|double|fp8\w*)\s+([a-z]+\s+)?[-\d.]+\s",
+        r"|(^|[\s:>])\d+\s+\d+\s+(u?int\d+|float\d*|half|bfloat16|double|fp8\w*)\s+([a-z]+\s+)?[-\d.]+\s"
+        # Rows that rccl-tests writes as JSON (-x).
+        r"|\A\s*+(?:\[\s*+)?\{[^{}]{0,400}\"(?i:in_?place)\":[^{}]{0,200}\"(?i:alg_?bw)\":",
         FIT,
     ),
     Text(

@@ -88,7 +88,12 @@ def format_of_content(path: str | os.PathLike[str], wanted: str = _ANY_FORMAT) -
         raise _unknown(unknown_text(text), where, kinds, wanted)
     if len(text) > _PARSED_CHARACTERS:
         raise _unknown(f"{len(text)} characters of JSON of unknown kind", where)
-    data = parse_json(text, source=where, exact=True)
+    try:
+        data = parse_json(text, source=where, exact=True)
+    except FormatError:
+        if kinds := kinds_of_text(text):
+            raise _unknown("text that is no JSON", where, kinds, wanted) from None
+        raise
     for each in FORMATS:
         if each.fields and has_fields(data, each.fields):
             return each

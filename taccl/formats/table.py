@@ -200,6 +200,7 @@ FORMATS: list[FileFormat] = [
         "mpiGraph, or logs under `# pair A B`",
         load="taccl.placement.matrices:load_probe_topology",
         kind="matrix of pairs",
+        fields={"nvbandwidth": None},
         begins="|".join(
             map(
                 pattern_of,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from taccl._internal.arguments import Number
 from taccl._internal.file_kinds import unquoted
 from taccl._internal.names import first_of, shown
-from taccl._internal.reading import parse_json, read_text, reads
+from taccl._internal.reading import parse_json, plain_values, read_text, reads
 from taccl._internal.text_kinds import MATRIX_IN_TEXT
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
@@ -70,7 +70,7 @@ _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTIL
 
 
 @reads(
-    "matrix of pairs", MATRIX_IN_TEXT, "probe", "matrix of nvbandwidth",
+    "matrix of pairs", MATRIX_IN_TEXT, "probe", "matrix of nvbandwidth", "output of nvbandwidth in JSON",
     "matrix of rocm_bandwidth_test or TransferBench", "output of mpiGraph", "file of logs by pair",
 )  # fmt: skip
 def load_probe(path: str | os.PathLike[str]) -> Probe:
@@ -82,7 +82,8 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     - CSV: a list of pairs, a row ``host, host, figure`` each; the head of the column may name the unit.
     - Output of the CUDA sample p2pBandwidthLatencyTest: its first one-way matrices, with P2P enabled if
       present.
-    - Output of nvbandwidth: its first one-way matrix of GPUs, and its matrix of latencies if present.
+    - Output of nvbandwidth, also in JSON: its first one-way matrix of GPUs, and its matrix of latencies if
+      present.
     - Output of rocm_bandwidth_test, or of TransferBench's preset `p2p`: its one-way matrix, without CPUs.
     - Output of mpiGraph: its matrix `Send`.
     - Logs of `ib_write_bw`, `osu_latency` or `osu_bw` one after the other, each below a line ``# pair A B``.
@@ -95,7 +96,10 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     lines = [with_points(line) for line in _unlabelled(text.splitlines())]
     try:
         if text.lstrip().startswith("{"):
-            return _of_ours(parse_json(text, source=where), where)
+            data = parse_json(text, source=where)
+            if "nvbandwidth" in data:
+                return _of_nvbandwidth(_printed_by_nvbandwidth(data, where), f"{where}, as text")
+            return _of_ours(data, where)
         if any(_P2P.match(line) for line in lines):
             return _of_p2p(lines, where)
         if any(_NVBANDWIDTH.match(line) for line in lines):
@@ -273,6 +277,19 @@ def _faster_through_host(direct: NDArray[np.float64], through_host: NDArray[np.f
     return [f"{said} in {num} of {gain.size - len(gain)} directed pairs, and not used"] if num else []
 
 
+def _printed_by_nvbandwidth(data: dict[str, Any], where: str) -> list[str]:
+    """Lines that nvbandwidth prints without ``--json``, from its JSON: GPUs, and the matrix of each test."""
+    with plain_values(where):
+        found = data["nvbandwidth"]
+        lines = [f"Device {gpu}" for gpu in found.get("GPU Device list") or ()]
+        for test in found["testcases"]:
+            rows = test.get("bandwidth_matrix") or ()
+            lines += [f"Running {test['name']}.", str(test.get("bandwidth_description", ""))]
+            lines.append(" ".join(map(str, range(len(rows)))))
+            lines += [" ".join(map(str, (number, *row))) for number, row in enumerate(rows)]
+    return lines
+
+
 def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
     """Probe from the first one-way matrix of nvbandwidth, and from its latencies.
 
@@ -292,7 +309,7 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
         if (head := _NVBANDWIDTH.match(line)) and "bidirectional" not in test:
             heads.append((at, head))
     if not heads:
-        said = "found two-way matrices of GPUs only; expected a one-way one, as of `nvbandwidth -t "
+        said = "found no one-way matrix of GPUs; expected one, as of `nvbandwidth -t "
         raise FormatError(f"{said}device_to_device_memcpy_read_ce`", where=where)
     at, head = heads[0]
     table = below(at)

@@ -98,6 +98,11 @@ OTHER_FORMS = [
     ),
     ("#   size   count   time   algbw   busbw  #wrong\n", "table of measured times"),
     ("0: 1024 256 bfloat16 sum -1 12.1 0.08 0.15 0\n", "log of nccl-tests or rccl-tests"),
+    (
+        '[\n{\n"name": "AllReduce",\n"size": 8,\n"inPlace": 1,\n"time": 9.1,\n"algBw": 0.1\n}\n]\n',
+        "log of nccl-tests or rccl-tests",
+    ),
+    ('{"name":"X","in_place":true,"time":9.1,"alg_bw":0.1}\n{}\n', "log of nccl-tests or rccl-tests"),
     ("Machine (62GB)\n  Package L#0\n", "topology of hwloc (lstopo)"),
     ("tcp_bw:\n    bw  =  1.18 GB/sec\n", "log of iperf, netperf, qperf, ucx_perftest or ping"),
     ("\tCOMMS-RES-all_reduce-float32\t 1024\n", "log of PARAM or of the benchmarks of gloo or HCL"),

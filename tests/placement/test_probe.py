@@ -729,6 +729,41 @@ class TestMatrices:
         assert {float(link.alpha_us) for link in topology.links} == {0.3}
         assert "every latency 0.3 us" in topology.assumed
 
+    def test_json_of_nvbandwidth(self, tmp_path):
+        """JSON of nvbandwidth (--json) gives the matrices, and the models of the GPUs, that its text shows."""
+        path = tmp_path / "nvbandwidth.json"
+        gpus = [f"{i}: NVIDIA H100 80GB HBM3 (00000000:{i}B:00): (n1)" for i in range(2)]
+        tests = [
+            ("host_to_device_memcpy_ce", "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)", [["55", "56"]]),
+            ("device_to_device_bidirectional_memcpy_read_ce", "memcpy CE GPU(row) <-> GPU(column) Total bandwidth (GB/s)",
+             [["N/A", "1"], ["1", "N/A"]]),
+            ("device_to_device_memcpy_read_ce", "memcpy CE GPU(row) <- GPU(column) bandwidth (GB/s)",
+             [["N/A", "390.5"], ["391.25", "N/A"]]),
+            ("device_to_device_latency_sm", "Device to Device Latency SM GPU(row) <-> GPU(column) (ns)",
+             [["N/A", "614"], ["613", "N/A"]]),
+        ]  # fmt: skip
+        cases = [
+            {"name": name, "status": "Passed", "bandwidth_description": said, "bandwidth_matrix": rows}
+            for name, said, rows in tests
+        ]
+        waived = {"name": "device_local_copy", "status": "Waived"}
+        for kept, bandwidth in ((cases, 391.25), (cases[:2], None)):
+            data = {"version": "v0.8", "GPU Device list": gpus, "testcases": [*kept, waived]}
+            path.write_text(json.dumps({"nvbandwidth": data}))
+            if bandwidth is None:
+                with pytest.raises(
+                    FormatError, match="no one-way matrix of GPUs; .*device_to_device_memcpy_read"
+                ):
+                    load_probe(path)
+                continue
+            probe = load_probe(path)
+            assert (probe.bandwidth_gb_per_s[0, 1], probe.latency_us[1, 0]) == (bandwidth, 0.613)
+            assert probe.gpus == ("NVIDIA H100 80GB HBM3",) * 2
+            assert taccl.topologies.load(path).num_ranks == 2
+        path.write_text('{"nvbandwidth": {"testcases": [3]}}')
+        with pytest.raises(FormatError, match="not of its kind"):
+            load_probe(path)
+
     @pytest.mark.parametrize("is_alone", [True, False])
     def test_sums_of_two_way_tests_are_no_rates(self, tmp_path, is_alone):
         """Early versions of nvbandwidth print sums of both directions below the heading of one direction."""
@@ -743,7 +778,7 @@ class TestMatrices:
         path = tmp_path / "nvbandwidth.txt"
         path.write_text(text + other * (not is_alone))
         if is_alone:
-            with pytest.raises(FormatError, match="two-way matrices of GPUs only"):
+            with pytest.raises(FormatError, match="no one-way matrix of GPUs"):
                 load_probe(path)
         else:
             assert load_probe(path).bandwidth_gb_per_s[0, 1] == 26
