@@ -28,7 +28,7 @@ from taccl.baselines.moves import Sends, check_least, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns
-from taccl.schedule.listing import listed
+from taccl.schedule.listing import gap_filled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 #: `_FEW_TRANSFERS`: max transfers for which list scheduling is tried (about 0.1 s).
-#: `_LATE`: list scheduling is tried if pairwise order takes this many times the busiest resource's time.
+#: `_LATE`: list scheduling is tried if pairwise order takes this many times the estimated end.
 _FEW_TRANSFERS, _LATE = 2000, 1.05
 
 
@@ -73,7 +73,9 @@ def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
     require_no_derivations(problem, baseline="pairwise")
 
     def exchanged(problem: Problem) -> Schedule:
-        return run(problem, _fastest_order).schedule(problem, producer="pairwise")
+        if not problem.collective.combining:
+            return _fastest(problem)
+        return run(problem, lambda copies: Sends.of(_fastest(copies))).schedule(problem, producer="pairwise")
 
     return cut_while_it_pays(problem, exchanged, name="pairwise", cut=cut)
 
@@ -122,19 +124,24 @@ def least_one_shot_us(problem: Problem) -> float:
     return _sums(problem).busy_ticks(problem) / problem.costs.ticks_per_us
 
 
-def _fastest_order(problem: Problem) -> Sends:
-    """Sends in pairwise order; if there are few and they finish late, in the fastest of three orders."""
-    sends, busy_us = _exchange(problem)
-    if len(sends.chunk) > _FEW_TRANSFERS:
-        return sends
+def _fastest(problem: Problem) -> Schedule:
+    """Schedule of copies in pairwise order; if there are few and they end late, with gaps filled.
+
+    If merged sends end late, their parts may also be sent one by one.
+    """
+    sends, late_us = _exchange(problem), _LATE * exchange_end_us(problem)
     found = sends.schedule(problem, producer="pairwise")
-    if found.finish_us <= _LATE * busy_us.max(initial=0):
-        return sends
-    return Sends.of(fastest((found, listed(found), listed(found, longest_first=True))))
+    if len(sends.chunk) > _FEW_TRANSFERS or found.finish_us <= late_us:
+        return found
+    found = fastest((found, gap_filled(found)))
+    one_by_one = sends._replace(group=np.arange(len(sends.group)))
+    if found.finish_us <= late_us or (sends.group == one_by_one.group).all():
+        return found
+    return fastest((found, gap_filled(one_by_one.schedule(problem, producer="pairwise"))))
 
 
-def _exchange(problem: Problem) -> tuple[Sends, Floats]:
-    """Sends in the steps of a pairwise exchange, and the time in us that their bytes hold each resource.
+def _exchange(problem: Problem) -> Sends:
+    """Sends in the steps of a pairwise exchange.
 
     Relayed chunks are forwarded during the next step.
     """
@@ -161,7 +168,7 @@ def _exchange(problem: Problem) -> tuple[Sends, Floats]:
         turns[begin:end] = turns_of([topology.holds_of_link[e] for e in here], busy_us)
     message = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(pair))))
     order = lexsort((turns[message], step))
-    return sends_over(problem, chunk[pair[order]], link[order], message[order]), busy_us
+    return sends_over(problem, chunk[pair[order]], link[order], message[order])
 
 
 def _crowded(topology: Topology, link: Ints, step: Ints, busy_us: Floats) -> list[int]:
@@ -188,8 +195,9 @@ def exchange_us(problem: Problem) -> Floats:
 def exchange_end_us(problem: Problem, *, empty: bool = False) -> float:
     """Estimated end of a pairwise exchange in us: that of its longest route, or of its busiest resource.
 
-    A resource holds messages one after another: all, those alone that relays have passed on, or those alone
-    that relays have yet to pass on. It begins with the earliest of these, and the rest of some route follows.
+    A resource holds messages one after another: all; those alone that relays have passed on, or have yet to
+    pass on; or those alone with the longest latencies before or after it. It begins with the earliest of
+    these, and the rest of some route follows.
 
     - `empty`: True for messages of 0 bytes.
     """
@@ -237,13 +245,29 @@ def _busiest_end_us(
     # A send takes `free_us` longer than its hold.
     (alpha_us, us_per_mb), (held_us, held_us_per_mb) = costs[0][over].T, costs[1][used].T
     free_us = alpha_us - held_us + (us_per_mb - held_us_per_mb) * least_mb
-    begins_us, rests_us = np.full((2, len(topology.resources)), np.inf)
-    np.minimum.at(begins_us, resource, least_before + np.where(receives, free_us, 0.0))
-    np.minimum.at(rests_us, resource, least_after + np.where(receives, 0.0, free_us))
-    busy_us = np.bincount(
-        resource, held_us * num[over] + held_us_per_mb * total_mb[over], len(topology.resources)
+    begins_us = least_before + np.where(receives, free_us, 0.0)
+    rests_us = least_after + np.where(receives, 0.0, free_us)
+    busy_us = held_us * num[over] + held_us_per_mb * total_mb[over]
+    return max(
+        _latest_us(resource, begins_us, busy_us, rests_us), _latest_us(resource, rests_us, busy_us, begins_us)
     )
-    return float((begins_us + busy_us + rests_us)[distinct(resource)].max(initial=0.0))
+
+
+def _latest_us(resource: Ints, begins_us: Floats, busy_us: Floats, rests_us: Floats) -> float:
+    """Latest end in us of the holds of a resource that begin no earlier than one of them, and of a rest.
+
+    - `resource`, `begins_us`, `busy_us`, `rests_us`, (num_holds,): Resource of each hold, its earliest begin,
+      its length, and the least time that follows it.
+    """
+    order = lexsort((-begins_us, resource))
+    begins_us, busy_us, rests_us = (each[order] for each in (begins_us, busy_us, rests_us))
+    first = np.diff(resource[order], prepend=-1) != 0
+    group = np.cumsum(first) - 1
+    until_us = np.cumsum(busy_us)
+    until_us -= (until_us - busy_us)[first][group]
+    apart_us = (1 + rests_us.max(initial=0)) * group
+    least_us = np.minimum.accumulate(rests_us - apart_us) + apart_us  # over the holds up to each, by resource
+    return float((begins_us + until_us + least_us).max(initial=0.0))
 
 
 def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:

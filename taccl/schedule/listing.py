@@ -7,9 +7,12 @@ Journal on Applied Mathematics 17, 1969). Tasks are sends, or tiles of computati
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -168,6 +171,69 @@ class Tasks:
                 call(queue, now)
         return start
 
+    def starts_in_gaps(
+        self, stage: Sequence[int] | None = None, urgency: Sequence[int] | None = None
+    ) -> list[int]:
+        """Start of each task by list scheduling that fills gaps between the holds of a resource.
+
+        - `stage`: Tasks of a smaller stage are placed first if they are ready; default: one stage.
+        - `urgency`: Of the tasks of a stage that start next, the one with the smallest value is placed first.
+          By default, the one with the longest tail and the most work left on its resources.
+        """
+        busy: dict[int, list[tuple[int, int]]] = {}  # {resource: its holds so far, by time}
+        left: dict[int, int] = {}  # {resource: total time of its holds to come}
+        for holds in self.holds:
+            for resource, begin, until in holds:
+                busy.setdefault(resource, [])
+                left[resource] = left.get(resource, 0) + until - begin
+        waiting, earliest, start = self._num_awaited(), [0] * len(self.after), [0] * len(self.after)
+        stage, tails = stage or start, self.tails()
+
+        def entry(task: int, now: int) -> tuple[int, int, int, int]:
+            urgent = -tails[task] if urgency is None else urgency[task]
+            for resource, _, _ in self.holds[task] if urgency is None else ():
+                urgent -= left[resource]
+            return stage[task], now, urgent, task
+
+        pending = [entry(task, 0) for task, number in enumerate(waiting) if not number]
+        heapq.heapify(pending)
+        while pending:
+            known = heapq.heappop(pending)
+            task = known[-1]
+            now = _first_gap(busy, self.holds[task], known[1])
+            if (new := entry(task, now)) > known:  # another task may precede it now
+                heapq.heappush(pending, new)
+                continue
+            start[task] = now
+            for resource, begin, until in self.holds[task]:
+                hold = now + begin, now + until
+                busy[resource].insert(bisect_left(busy[resource], hold), hold)
+                left[resource] -= until - begin
+            for later, gap in self.after[task]:
+                earliest[later] = max(earliest[later], now + gap)
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(pending, entry(later, earliest[later]))
+        return start
+
+
+def _first_gap(
+    busy: Mapping[int, Sequence[tuple[int, int]]], holds: Sequence[tuple[int, int, int]], now: int
+) -> int:
+    """Earliest start of a task, from `now` on, at which all its resources have gaps for its holds."""
+    tried = -1
+    while tried != now:
+        tried = now
+        for resource, begin, until in holds:
+            taken = busy[resource]
+            if not taken or taken[-1][1] <= now + begin:
+                continue
+            place = max(bisect_left(taken, (now + begin,)) - 1, 0)
+            while place < len(taken) and taken[place][0] < now + until:
+                now = max(now, taken[place][1] - begin)
+                place += 1
+    return now
+
 
 def _by_task(task: Ints, columns: Sequence[Ints], count: int) -> list[list[Any]]:
     """Rows of the columns as tuples, in a list for each task; rows of one task keep their order."""
@@ -212,3 +278,25 @@ def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
     if not longest_first:
         urgency = order.start + [0] * (order.num_events - order.num_sends)
     return order.schedule(tasks.starts([(each,) for each in urgency]), producer=schedule.producer)
+
+
+def gap_filled(schedule: Schedule) -> Schedule:
+    """Earliest of three list schedules of copies that fill gaps between the holds of a resource.
+
+    The first places the most work first, the second the longest latency after holds. The third places sends
+    of the busiest resources before all others, so that these resources are never idle.
+    """
+    order = Precedence(schedule.problem, schedule.problem, **schedule.columns)
+    tasks = Tasks.of_sends(order)
+    load: dict[int, int] = defaultdict(int)
+    for holds in tasks.holds:
+        for resource, begin, until in holds:
+            load[resource] += until - begin
+    busiest = [-max((load[resource] for resource, _, _ in holds), default=0) for holds in tasks.holds]
+    latency = [
+        max((until for _, _, until in holds), default=0) - tail
+        for holds, tail in zip(tasks.holds, tasks.tails(), strict=True)
+    ]
+    able = tasks.starts_in_gaps(), tasks.starts_in_gaps(urgency=latency), tasks.starts_in_gaps(busiest)
+    best = min(able, key=lambda start: max(map(add, start, tasks.duration), default=0))
+    return order.schedule(best, producer=schedule.producer)

@@ -9,7 +9,7 @@ import taccl
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import one_shot, pairwise, recursive
-from taccl.baselines.direct import exchange_us
+from taccl.baselines.direct import exchange_end_us, exchange_us
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
@@ -183,3 +183,20 @@ def test_pairs_over_one_port_leave_no_port_idle():
             builder.add_hold(link, slots[dst][1], alpha_us=0, beta_us_per_mb=10, side="receive")
     problem = taccl.make_problem(builder.build(), "alltoall", size_bytes=4_000_000)
     assert pairwise(problem).finish_us == 20
+
+
+def test_late_messages_alone_may_determine_the_end():
+    """Two messages that arrive through one port after 10 us end at 12 us, although it is busy for 3 us.
+
+    The third message passes the port before. Messages from one port have the same end if latencies follow.
+    """
+    for outwards in (False, True):
+        builder = TopologyBuilder("ports", [0] * 4)
+        port, side = builder.add_resource("port"), "send" if outwards else "receive"
+        for other, alpha in ((1, 10), (2, 10), (3, 0)):
+            ends = (0, other) if outwards else (other, 0)
+            link = builder.add_link(*ends, alpha_us=alpha, beta_us_per_mb=1)
+            builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=1, side=side)
+        collective = collectives.scatter if outwards else collectives.gather
+        problem = make_problem(builder.build(), collective(4, root=0, chunks_per_rank=1), chunk_bytes=10**6)
+        assert exchange_end_us(problem) == pairwise(problem, cut=False).finish_us == 12

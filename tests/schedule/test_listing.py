@@ -198,3 +198,16 @@ def test_resources_have_any_numbers():
     for resource in (-1, 1, -1, 0):
         tasks.add(5, resource)
     assert tasks.starts([(0,), (1,), (2,), (3,)]) == [0, 0, 5, 0]
+
+
+def test_gaps_before_late_holds_are_filled():
+    """A message that arrives after 10 us leaves its receiver's port to another one until then.
+
+    A send holds its sender's port first. With gaps, the late one is sent first, although its hold at the
+    receiver blocks that port afterwards.
+    """
+    ports = [[(0, 0, 1), (2, 10, 11)], [(1, 0, 1), (2, 1, 2)], [(0, 0, 1), (1, 1, 2)]]
+    tasks = Tasks([11, 2, 2], ports, [[], [], []])
+    assert tasks.starts([(0,), (1,), (2,)]) == [0, 10, 1]
+    assert tasks.starts_in_gaps(urgency=[0, 1, 2]) == [0, 0, 1]
+    assert tasks.starts_in_gaps([1, 0, 0]) == [1, 0, 0]
