@@ -61,7 +61,6 @@ from taccl.problem.alltoallv import alltoallv_collective as alltoallv_collective
 from taccl.problem.alltoallv import alltoallv_problem as alltoallv_problem
 from taccl.problem.alltoallv import skewed_sizes as skewed_sizes
 from taccl.problem.collective import Collective as Collective
-from taccl.problem.making import make_problem as make_problem
 from taccl.problem.problem import Problem as Problem
 from taccl.program.interpret import Interpretation as Interpretation
 from taccl.program.interpret import interpret as interpret
@@ -85,6 +84,7 @@ from taccl.synthesis.explaining.explain import Explanation as Explanation
 from taccl.synthesis.explaining.explain import explain as explain
 from taccl.synthesis.improving import improve as improve
 from taccl.synthesis.parameters import SearchParameters as SearchParameters
+from taccl.synthesis.problems import make_problem as make_problem
 from taccl.synthesis.replan import Replan as Replan
 from taccl.synthesis.replan import replan as replan
 from taccl.synthesis.result import Result as Result

@@ -33,37 +33,9 @@ def make_problem(
     notes: Sequence[str] = (),
     **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
-    """Make a problem from chunk sizes, or from a size as nccl-tests counts it.
+    """Make a problem on a topology; parameters and errors are those of `taccl.make_problem`.
 
-    Parameters
-    ----------
-    topology : Topology
-        The topology.
-    collective : Collective or str
-        A name, or a `Collective`. If it was made without `chunks_per_rank` and a size is given, the number of
-        chunks is open: `taccl.synthesize` then chooses it.
-    chunk_bytes : int or sequence of int, optional
-        Size of all chunks, or of each.
-    size_bytes : int, optional
-        The larger of one rank's input and output buffer. A size that does not divide into chunks is padded;
-        a note in the problem says so. Exactly one of the two sizes must be given.
-    chunks_per_rank : int, optional
-        Number of chunks of each rank's own data. With a `Collective`, only allowed if it leaves the number
-        open.
-    clauses : Clauses, optional
-        Default: any link may carry any chunk; sends between nodes merge up to 6 chunks. For small sums, sends
-        also merge on links whose alpha exceeds beta times the size of all data, and merge any number of
-        chunks.
-    notes : sequence of str
-        Notes that the problem and its results show.
-    **arguments : CollectiveArguments
-        `root`, `roots` or `counts` of a named collective, as in `taccl.collectives.make`.
-
-    Raises
-    ------
-    CollectiveError
-        If neither or both sizes are given, they do not fit the collective, or the number of chunks is given
-        twice.
+    The latter also takes machines by name, and chooses their protocol.
     """
     notes = list(notes)
     if (chunk_bytes is None) == (size_bytes is None):

@@ -294,11 +294,12 @@ class Problem:
 
     @property
     def heading(self) -> str:
-        """Text that names the collective, the topology, the sketch, the size and the cost model."""
+        """Text that names collective, topology, sketch, size, protocol and cost model."""
         sketch = f", sketch {shown(self.clauses.name)}" if self.clauses.name else ""
         size = f", {format_size(self.size_bytes)}" if self.size_bytes else ""
         model = " (upstream cost model)" if self.topology.cost_model == "upstream" else ""
-        return f"{self.title}{sketch}{size}{model}"
+        protocol = f", protocol {self.topology.protocol}" if self.topology.protocol else ""
+        return f"{self.title}{sketch}{size}{protocol}{model}"
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text) rows on collective, size, topology and sketch."""

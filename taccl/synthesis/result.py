@@ -30,6 +30,8 @@ from taccl.synthesis.stopping import GAP_MET, INTERRUPTED, STOPPING_RULE
 if TYPE_CHECKING:
     import pandas as pd
 
+    from taccl.problem.problem import Problem
+
 #: Headings of the tables of stages and of trace entries.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 TRACE_COLUMNS = ("seconds", "finish", "bound", "phase")
@@ -256,6 +258,11 @@ class Result:
         return self.stopped == INTERRUPTED
 
     @property
+    def problem(self) -> Problem:
+        """The problem of the schedule: under its protocol, and in its number of chunks."""
+        return self.schedule.problem
+
+    @property
     def finish_us(self) -> float:
         """Time of the last arrival, in microseconds."""
         return self.schedule.finish_us
@@ -407,10 +414,10 @@ class Result:
         rows = [stage.cells for stage in self.stages]
         parts = [html.facts([*self.facts(), ("stopped", self.stopped)])]
         parts += [html.table(STAGE_COLUMNS, rows)] if rows else []
-        return html.card(self.schedule.problem.title, *parts, notes=self.notes)
+        return html.card(self.problem.heading, *parts, notes=self.notes)
 
     def __repr__(self) -> str:
-        return "\n".join([self.schedule.problem.title, *self.lines()])
+        return "\n".join([self.problem.heading, *self.lines()])
 
 
 def with_note_on_gap(result: Result, until_gap: float, *, is_judged: bool) -> Result:

@@ -113,7 +113,7 @@ class TestRepr:
         """4 MB in 4 us are 1000 GB/s of algorithm bandwidth, with twelve transfers of one chunk."""
         title, *lines = repr(result).splitlines()
         facts = dict(line.strip().split("  ", 1) for line in lines[: len(result.facts())])
-        assert title == "allgather on ring of 4"
+        assert title == "allgather on ring of 4, 4MB"
         assert facts["finish"].strip() == "4 us, algbw 1000 GB/s, busbw 750 GB/s"
         assert facts["bound"].strip().startswith("4 us for 1 chunk per rank, limited by ")
         assert (
