@@ -43,7 +43,7 @@ from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.flow_kernel import compile_flows, flow_up_to, largest_shortfall
 from taccl.synthesis.kernels.improvement_kernel import improve
 from taccl.synthesis.kernels.limits import Limits
-from taccl.synthesis.kernels.queue_kernel import send_along
+from taccl.synthesis.kernels.queue_kernel import send_along, send_in_order
 from taccl.synthesis.kernels.router_kernel import route
 from taccl.synthesis.kernels.spreading_kernel import spread_chunks
 from taccl.synthesis.options import Options
@@ -106,6 +106,7 @@ def is_kept(name: str) -> bool:
     if name == MIXES:
         return all(map(is_compiled, (reassign, finish_us, anneal)))
     kernels: list[Any] = [send_along, route] if name == "alltoall" else [spread_chunks, spread_by_draws]
+    kernels.append(send_in_order)
     verifying = accept_trees if name == "reduce-scatter" else accept_copies
     return all(map(is_compiled, [*kernels, compiled_loop(verifying)]))
 
@@ -136,12 +137,13 @@ def compile_named(name: str, paths: tuple[tuple[str, Any], ...] = ()) -> None:
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
     compile_verifier(schedule_large(pair, num_runs=1))
     if name == "alltoall":
-        fabric, demand = problem_arrays(pair)
-        send_at_once(fabric, demand, find_paths(fabric, demand))
+        find_paths(*problem_arrays(pair))
     # Under a sketch, given or suggested, the chunks of any collective may travel along trees.
     some = problem_arrays(make_problem(ring(2), make("allgather", 2), chunk_bytes=1))
     spread(*some, Limits(num_runs=1), rules=[Rule("drawn")])
-    send_along_trees(*some, Limits(num_runs=1), find_trees(*some), partial(find_trees, *some))
+    trees = find_trees(*some)
+    send_along_trees(*some, Limits(num_runs=1), trees, partial(find_trees, *some))
+    send_at_once(*some, trees)
 
 
 class Compilation:

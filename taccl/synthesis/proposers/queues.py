@@ -78,12 +78,9 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     if order_s > limits.order_s:
         return send_at_once(fabric, demand, routes, limits)
     routes = reroute(fabric, demand, routes, limits)
-    takes_s = busy_factor() * order_s
-    left_s, simple = (limits.until or limits.deadline).left_s, None
-    if left_s < takes_s:
-        simple = send_at_once(fabric, demand, routes, limits)
-        if simple.finish_ticks <= _CLOSE * routes.peak_ticks or left_s + _LATE_S < takes_s:
-            return simple
+    simple, suffices = _simple_if_late(fabric, demand, routes, limits)
+    if simple is not None and suffices:
+        return simple
     verifying_s = busy_factor() * len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
     most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
     best = _send_best(
@@ -93,12 +90,27 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     return best or simple or send_at_once(fabric, demand, routes, limits)
 
 
+def _simple_if_late(
+    fabric: Fabric, demand: Demand, routes: Routes, limits: Limits
+) -> tuple[Sends | None, bool]:
+    """(schedule of a single pass, True if it suffices); no schedule if time is left for a run of the kernel.
+
+    It suffices if it finishes near the peak load, or if a run would end too late.
+    """
+    takes_s = busy_factor() * sending_ns(fabric, len(routes.slot)) / 10**9
+    left_s = (limits.until or limits.deadline).left_s
+    if left_s >= takes_s:
+        return None, False
+    simple = send_at_once(fabric, demand, routes, limits)
+    return simple, simple.finish_ticks <= _CLOSE * routes.peak_ticks or left_s + _LATE_S < takes_s
+
+
 def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Sends:
     """Single-pass scheduling: longest remaining path first, ties in pairwise-exchange order.
 
     Each hop has its earliest start in this order.
     """
-    steps = _steps(fabric, demand)
+    steps = _steps(fabric, demand, routes)
     hops = make_hops(fabric, demand.units, routes, limits.seed, steps=steps)
     return send_ordered(fabric, hops, np.argsort(hops.key, kind="stable"), demand.chunk_type, limits)
 
@@ -187,8 +199,14 @@ def send_along_trees(
     - `find`: Function from limits and `waiting` to further trees; see `find_trees`.
     - `limit_ticks`: Latest finish that counts.
 
-    None if no schedule finishes by then, or it was stopped.
+    None if no schedule finishes by then, or it was stopped. If time is short, the first trees get a schedule
+    in a single pass.
     """
+    simple, suffices = _simple_if_late(fabric, demand, routes, limits)
+    if simple is not None and simple.finish_ticks > limit_ticks:
+        simple = None
+    if suffices:
+        return simple
     first = limits.seed
     runs = min(
         _MOST_TREE_RUNS,
@@ -200,10 +218,11 @@ def send_along_trees(
         again = (limits.seed - first) // _TREE_ORDERS
         return find(limits, waiting=_WAITING[again % len(_WAITING)])
 
-    return _send_best(
+    best = _send_best(
         fabric, demand, routes, find_more, limits, orders=_TREE_ORDERS,
         num_runs=limits.num_runs or max(1, runs), limit_ticks=limit_ticks,
     )  # fmt: skip
+    return best or simple
 
 
 def _send_best(
@@ -263,7 +282,7 @@ def send_once(
     signal = np.zeros(2, np.int64)
     under_way = counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending)
     with under_way, deadline.stopping(signal):
-        steps = _steps(fabric, demand, rule) if rule in ("in step", "in pairs") else None
+        steps = _steps(fabric, demand, routes, rule) if rule in ("in step", "in pairs") else None
         hops = make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
         if latest is not None and not signal[0]:
             jitter = np.random.default_rng(limits.seed).random(num_hops)
@@ -318,6 +337,8 @@ def make_hops(
 ) -> Hops:
     """Hops with priority keys: the longest route ahead first; ties are broken at random, or by `steps`.
 
+    - `steps`, (num_hops,): Order of hops with equal routes ahead, from 0 to the number of ranks.
+
     The result is invalid if `signal` stopped it.
     """
     signal = np.zeros(2, np.int64) if signal is None else signal
@@ -326,7 +347,7 @@ def make_hops(
     took = fabric.beta[routes.slot]  # the arrays are large, so they are computed in place
     took *= units[chunk]
     took += fabric.alpha[routes.slot]
-    key = np.random.default_rng(seed).random(count) if steps is None else steps[chunk].astype(np.float64)
+    key = np.random.default_rng(seed).random(count) if steps is None else steps.astype(np.float64)
     key *= 0.3 * int(took.min(initial=1)) / (1 if steps is None else fabric.num_ranks)
     waits_for, next_of, next_end = (np.zeros(count, np.int32) for _ in range(3))
     is_urgent = np.zeros(0, bool) if routes.urgent is None else routes.urgent
@@ -378,15 +399,20 @@ def _ports(fabric: Fabric) -> tuple[Ints, Ints]:
     return np.maximum(numbers, -1), port_of
 
 
-def _steps(fabric: Fabric, demand: Demand, rule: str = "in step") -> Ints:
-    """Step of a pairwise exchange in which each chunk is sent.
+def _steps(fabric: Fabric, demand: Demand, routes: Routes, rule: str = "in step") -> Ints:
+    """(num_hops,) step of a pairwise exchange in which the chunk of each hop is sent.
 
     In step s, every rank sends to the rank s after it; by the rule "in pairs", ranks whose numbers differ in
-    the bits of s send to each other. No two ranks send to the same one in a step.
+    the bits of s send to each other. No two ranks send to the same one in a step. Chunks with several
+    destinations have the steps of their hops.
     """
-    assert demand.target is not None, "chunks go to one rank each"
-    origin, target = demand.origin[demand.origin_of[:-1]], demand.target.astype(np.int64)
-    steps: Ints = target ^ origin if rule == "in pairs" else (target - origin) % fabric.num_ranks
+    ends: tuple[NDArray[Any], NDArray[Any]]
+    if demand.target is None:
+        ends = fabric.src[routes.slot], fabric.dst[routes.slot]
+    else:
+        ends = demand.origin[demand.origin_of[:-1]][routes.chunk], demand.target[routes.chunk]
+    src, dst = (end.astype(np.int64) for end in ends)
+    steps: Ints = dst ^ src if rule == "in pairs" else (dst - src) % fabric.num_ranks
     return steps
 
 

@@ -4,6 +4,7 @@ import contextlib
 import math
 import random
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,8 +28,8 @@ from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.proposers import queues
 from taccl.synthesis.proposers.large import schedule_large
-from taccl.synthesis.proposers.queues import send_at_once, send_queued
-from taccl.synthesis.proposers.router import find_paths
+from taccl.synthesis.proposers.queues import send_along_trees, send_at_once, send_queued
+from taccl.synthesis.proposers.router import find_paths, find_trees
 from taccl.synthesis.proposers.spreading import spread
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
@@ -234,6 +235,19 @@ def test_short_of_time_a_simple_order_suffices(monkeypatch, topology, late_s, is
     found = send_queued(fabric, demand, Limits(until=Deadline.after(0)))
     assert (found.finish_ticks == at_once.finish_ticks) == is_simple
     assert found.finish_ticks <= at_once.finish_ticks <= 1.25 * routes.peak_ticks
+
+
+@pytest.mark.parametrize("topology", [topologies.ndv2(2), topologies.mesh(4, 4)])
+def test_short_of_time_trees_get_a_simple_order(monkeypatch, topology):
+    """Once time is up, sends along trees go in a single pass, which gives a valid schedule."""
+    monkeypatch.setattr(queues, "_LATE_S", -10)
+    problem = problem_of(topology, collectives.allgather(topology.num_ranks))
+    fabric, demand = problem_arrays(problem)
+    trees = find_trees(fabric, demand)
+    limits = Limits(until=Deadline.after(0))
+    found = send_along_trees(fabric, demand, limits, trees, partial(find_trees, fabric, demand))
+    assert verify(Schedule(problem, found.chunk, found.link, found.start, producer="greedy")).ok
+    assert found.finish_ticks == send_at_once(fabric, demand, trees).finish_ticks <= 2 * trees.peak_ticks
 
 
 def test_paths_are_none_without_time():

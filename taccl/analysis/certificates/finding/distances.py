@@ -28,7 +28,7 @@ Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 Flags = NDArray[np.bool_]
 
 
-def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
+def shortest_times(problem: Problem, links: Sequence[int] | Ints, units: int) -> NDArray[np.float64]:
     """Shortest times between all ranks over some links, for a chunk of `units`.
 
     A link of several sources counts as waiting for its first source, which can only shorten times. Paths
@@ -72,13 +72,13 @@ def _over_few_links(direct: NDArray[np.float64], most: int) -> NDArray[np.float6
     return times
 
 
-def arcs_of(problem: Problem, links: Sequence[int]) -> Arcs:
+def arcs_of(problem: Problem, links: Sequence[int] | Ints) -> Arcs:
     """(link, source, destination) columns, with a row for every pair of ranks that a link joins."""
     ends, wide = problem.topology.links, wide_links(problem.topology)
     if not wide:
-        some, (src, dst) = np.array(links, dtype=np.int64), link_ends(problem.topology)
+        some, (src, dst) = np.asarray(links, dtype=np.int64), link_ends(problem.topology)
         return some, src[some], dst[some]
-    found = [(e, a, b) for e in links for a in ends[e].srcs for b in ends[e].dsts]
+    found = [(e, a, b) for e in map(int, links) for a in ends[e].srcs for b in ends[e].dsts]
     table = np.array(found, dtype=np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]
 
@@ -95,7 +95,7 @@ class Distances:
         self._made: dict[int | None, dict[int, int]] = {}
         #: {bytes of a mask of links, or identities of such masks: index of the link set}.
         self._numbers: dict[bytes | tuple[int, ...], int] = {}
-        self._link_sets: list[tuple[int, ...]] = []
+        self._link_sets: list[Ints] = []
         self.cache: dict[Any, Any] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
@@ -180,14 +180,15 @@ class Distances:
         order = np.argsort(columns[end], kind="stable")
         return columns[0][order], columns[1][order], columns[2][order]
 
+    @cached
     def links(self, number: int) -> tuple[int, ...]:
         """The links of the set with this index."""
-        return self._link_sets[number]
+        return tuple(self._link_sets[number].tolist())
 
     @cached
     def link_set(self, number: int) -> frozenset[int]:
         """The links of the set with this index, as a frozenset."""
-        return frozenset(self._link_sets[number])
+        return frozenset(self.links(number))
 
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
         """Index of the set of links that may carry chunk `c`.
@@ -198,10 +199,10 @@ class Distances:
         masks = [self.problem.open_links(c, reducing=mode) for mode in modes]
         alike = tuple(map(id, masks))  # chunks with equal clauses share their masks
         if alike not in self._numbers:
-            is_open = np.logical_or.reduce(masks)
+            is_open = masks[0] if len(masks) == 1 else np.logical_or.reduce(masks)
             number = self._numbers.setdefault(is_open.tobytes(), len(self._link_sets))
             if number == len(self._link_sets):
-                self._link_sets.append(tuple(np.flatnonzero(is_open).tolist()))
+                self._link_sets.append(np.flatnonzero(is_open))
             self._numbers[alike] = number
         return self._numbers[alike]
 
