@@ -40,6 +40,12 @@ _COLUMNS = {
 
 def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
     """The schedule as a dict for JSON; `extra` (how the schedule was made) becomes the field ``result``."""
+    document = _content(schedule, extra)
+    return document | {"file_digest": _file_digest(document)}
+
+
+def _content(schedule: Schedule, extra: dict[str, Any] | None) -> dict[str, Any]:
+    """The fields of `dump_schedule`, without the digest of the file."""
     problem = schedule.problem
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -59,7 +65,7 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
             document["result"] = json.loads(_compact(extra))  # as JSON returns it: tuples become lists
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"found a value that JSON cannot hold: {error}", where="extra") from None
-    return document | {"file_digest": _file_digest(document)}
+    return document
 
 
 def load_schedule(
@@ -154,9 +160,31 @@ def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
 
         bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
         extra = bounds_of(schedule, bound, bound_over_all_chunkings(bound))
-    document = dump_schedule(schedule, extra=extra)
-    lines = (f"{json.dumps(name)}: {_compact(value)}" for name, value in document.items())
+    texts = {name: _texts(value) for name, value in _content(schedule, extra).items()}
+    digest = _digest_of(_as_object({name: in_order for name, (_, in_order) in sorted(texts.items())}))
+    written = {name: text for name, (text, _) in texts.items()} | {"file_digest": f'"{digest}"'}
+    lines = (f"{json.dumps(name)}: {text}" for name, text in written.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _texts(value: Any) -> tuple[str, str]:
+    """A value as JSON: (with the fields of objects in their order, with these sorted by name).
+
+    Most of a large schedule is lists of numbers, whose text is made once.
+    """
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        texts = {name: _texts(each) for name, each in value.items()}
+        return (
+            _as_object({name: text for name, (text, _) in texts.items()}),
+            _as_object({name: text for name, (_, text) in sorted(texts.items())}),
+        )
+    text = _compact(value)
+    return text, _sorted_text(value) if "{" in text else text
+
+
+def _as_object(texts: dict[str, str]) -> str:
+    """JSON of an object, from the JSON of its fields."""
+    return "{" + ",".join(f"{json.dumps(name)}:{text}" for name, text in texts.items()) + "}"
 
 
 def bounds_of(schedule: Schedule, bound: Certificate, every: Certificate | None) -> dict[str, Any]:
@@ -207,9 +235,16 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _file_digest(document: dict[str, Any]) -> str:
     """Hash of all fields except the digest itself, independent of field order and whitespace."""
-    content = {name: value for name, value in document.items() if name != "file_digest"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=np.generic.item)
+    return _digest_of(_sorted_text({name: each for name, each in document.items() if name != "file_digest"}))
+
+
+def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sorted_text(value: object) -> str:
+    """A value as JSON without spaces, with the fields of objects sorted by name."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=np.generic.item)
 
 
 def _check_version(document: object, where: str) -> None:

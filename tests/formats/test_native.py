@@ -11,7 +11,15 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
-from taccl.formats.native import _file_digest, dump_schedule, load, load_schedule, read_document, save
+from taccl.formats.native import (
+    _file_digest,
+    dump_schedule,
+    dump_text,
+    load,
+    load_schedule,
+    read_document,
+    save,
+)
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses, SwitchPolicy
 from taccl.schedule.schedule import Schedule, make_schedule
@@ -94,6 +102,15 @@ _WRONG = (_MISSING, None, "x", -7, 2.5, [], {}, [[]], True, 10**30, 2**31 - 1)
 def test_example_is_valid():
     """The example schedule verifies."""
     assert verify(_schedule()).ok
+
+
+def test_text_of_a_file_is_the_document():
+    """A file's text holds the fields of the document in their order, nested objects and all."""
+    extra = {"z": {"b": [{"y": 1, "x": None}], "a": 0.5}, "a": "{"}
+    document = dump_schedule(_schedule(), extra=extra)
+    read = json.loads(dump_text(_schedule(), extra))
+    assert json.dumps(read) == json.dumps(document)
+    assert read["file_digest"] == _file_digest(read)
 
 
 def test_round_trip_keeps_everything(tmp_path):

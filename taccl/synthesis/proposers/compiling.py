@@ -237,9 +237,14 @@ def too_short(search: Search) -> str:
 
 
 def have_compiled(search: Search) -> bool:
-    """Compile the search's kernels if necessary, within the time limit; true if they are compiled."""
+    """Compile the search's kernels if necessary, within the time limit; true if they are compiled.
+
+    A first schedule loads only the kernels that it calls, when it calls them.
+    """
     deadline = search.deadline
     if search.top.best is None:
+        if are_kept(search.problem):
+            return True
         deadline = search.patience.later(search.parameters.budget.late_s * busy_factor())
     elif not are_kept(search.problem):
         deadline = deadline.sooner(_WAIT_SHARE * deadline.left_s)
