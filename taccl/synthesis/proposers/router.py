@@ -142,15 +142,22 @@ def find_trees(
     return Routes(hop_of, slot, round(least))
 
 
-def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes:
+def find_paths(
+    fabric: Fabric,
+    demand: Demand,
+    limits: Limits = Limits(),
+    *,
+    masks: Sequence[tuple[Fabric, Ints]] | None = None,
+) -> Routes:
     """Paths of chunks with one destination each, chosen among trees that chunks of the same origins share.
 
     - `demand`: A demand in which every chunk has a target.
+    - `masks`: As for `find_trees`; chunks share trees if they may also use the same links.
 
     Raises `CollectiveError` if a chunk cannot reach its target; `OutOfTime` if it was stopped before every
     chunk had a path.
     """
-    groups, paths = _groups(fabric, demand, len(_PATH_EXPONENTS))
+    groups, paths, classes = _groups(fabric, demand, len(_PATH_EXPONENTS), masks)
     state, signal = _routing(fabric, paths.way[0]), np.array([0, 0, -1])
     deadline, rng = limits.deadline, np.random.default_rng(limits.seed)
     until = limits.until or deadline
@@ -177,7 +184,8 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
             weight = _PATH_WEIGHT if k else 0.0
             with counting(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
                 prices = CongestionPrices(exponent, weight, 0.0, peak)
-                route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
+                for some, alike in classes:
+                    route(some, groups, state._replace(way=paths.way[k]), prices, alike, signal)
             for i, power in enumerate(choices):
                 if i and until.has_passed:
                     break
@@ -213,7 +221,7 @@ def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) ->
     This helps if few chunks load a part of the fabric: trees shared by chunks offer too few paths around it.
     """
     steps = search_steps(fabric, demand)
-    takes_s = len(TREE_EXPONENTS) * steps * _OWN_LINK_NS / 10**9
+    takes_s = len(TREE_EXPONENTS) * own_paths_s(fabric, demand)
     if steps > _MOST_OWN_STEPS or _MARGIN * takes_s > limits.deadline.left_s:
         return None
     try:
@@ -269,6 +277,11 @@ def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Lim
 def search_steps(fabric: Fabric, demand: Demand) -> int:
     """Approximate number of links that a pass of the search for trees visits."""
     return demand.num_chunks * fabric.num_slots
+
+
+def own_paths_s(fabric: Fabric, demand: Demand) -> float:
+    """Estimated CPU seconds of a pass that searches a path for each chunk alone."""
+    return search_steps(fabric, demand) * _OWN_LINK_NS / 10**9
 
 
 def sending_ns(fabric: Fabric, num_hops: float) -> float:
@@ -339,27 +352,36 @@ def _nets(fabric: Fabric, demand: Demand) -> Nets:
     return Nets(demand.units, demand.origin_of, origin, starts(chunk, num_chunks), target.astype(np.int32))
 
 
-def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths]:
-    """A net for each group of chunks with the same origins, and `Paths` of the chunks, to be filled later.
+def _groups(
+    fabric: Fabric, demand: Demand, num_trees: int, masks: Sequence[tuple[Fabric, Ints]] | None
+) -> tuple[Nets, Paths, list[tuple[Fabric, Ints]]]:
+    """A net for each group of chunks with equal origins and links, and `Paths` of the chunks, filled later.
 
     A net leads from the origins to all ranks, and has the mean size of its chunks. Later, each group gets
-    `num_trees` trees, and each chunk follows one of them to its target.
+    `num_trees` trees, and each chunk follows one of them to its target. The last result lists, for each
+    fabric of allowed links, its groups.
     """
     assert demand.target is not None, "the caller has chunks with one target each"
+    num_classes = 1 if masks is None else len(masks)
+    class_of = np.zeros(demand.num_chunks, np.int64)
+    for number, (_, chunks) in enumerate(masks or ()):
+        class_of[chunks] = number
     if (np.diff(demand.origin_of) == 1).all():
-        origin, group = np.unique(demand.origin, return_inverse=True)
-        origin_of = np.arange(len(origin) + 1)
+        names, start_of = np.unique(demand.origin, return_inverse=True)
+        begins = [(rank,) for rank in names.tolist()]
     else:
         begin = [tuple(each.tolist()) for each in np.split(demand.origin, demand.origin_of[1:-1])]
-        names = {name: number for number, name in enumerate(dict.fromkeys(begin))}
-        group = np.array([names[name] for name in begin])
-        origin = np.array([rank for name in names for rank in name])
-        origin_of = np.concatenate(([0], np.cumsum([len(name) for name in names])))
+        number_of = {name: number for number, name in enumerate(dict.fromkeys(begin))}
+        start_of, begins = np.array([number_of[name] for name in begin]), list(number_of)
+    keys, group = np.unique(start_of * num_classes + class_of, return_inverse=True)
+    origins = [begins[key // num_classes] for key in keys.tolist()]
+    origin = np.array([rank for ranks in origins for rank in ranks], np.int64)
+    origin_of = np.concatenate(([0], np.cumsum([len(ranks) for ranks in origins]))).astype(np.int64)
     total, num_groups = np.bincount(group, weights=demand.units), len(origin_of) - 1
     groups = Nets(
         np.maximum(1, total // np.bincount(group)).astype(np.int64),
         origin_of,
-        origin.astype(np.int64),
+        origin,
         np.zeros(num_groups + 1, np.int64),
         np.zeros(0, np.int32),
     )
@@ -370,7 +392,9 @@ def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths
         np.full((num_trees, num_groups, fabric.num_ranks), -1, np.int32),
         np.full(demand.num_chunks, -1, np.int32),
     )
-    return groups, paths
+    fabrics = [fabric] if masks is None else [some for some, _ in masks]
+    of_class = [np.flatnonzero(keys % num_classes == number) for number in range(num_classes)]
+    return groups, paths, list(zip(fabrics, of_class, strict=True))
 
 
 def _routing(fabric: Fabric, way: Int32s) -> RoutingState:

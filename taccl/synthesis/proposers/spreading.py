@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.deadline import OutOfTime
+from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.synthesis.kernels.events import STUCK, Timeline, run_events
@@ -26,7 +26,15 @@ from taccl.synthesis.kernels.limits import Limits, Sends, best_of
 from taccl.synthesis.kernels.spreading_kernel import SpreadingState, mark_needed, spread_chunks
 from taccl.synthesis.proposers.drawing import spread_drawn
 from taccl.synthesis.proposers.queues import MANY_STEPS, send_along_trees, send_queued, travel_ticks
-from taccl.synthesis.proposers.router import KEPT_STEPS, TREE_EXPONENTS, Routes, find_trees, search_steps
+from taccl.synthesis.proposers.router import (
+    KEPT_STEPS,
+    TREE_EXPONENTS,
+    Routes,
+    find_paths,
+    find_trees,
+    own_paths_s,
+    search_steps,
+)
 
 #: `_SPREADING_RUNS`: min runs of open spreading.
 #: `_QUICK_RUNS`: min runs if some rule sends the rarest chunks first.
@@ -222,17 +230,25 @@ def spread_masked(problem: Problem, fabric: Fabric, demand: Demand, limits: Limi
 
     - `problem`: A broadcast-like problem; `fabric` and `demand` are its arrays.
 
+    If time is short, chunks with one destination choose among paths that they share, instead of a search for
+    each of them.
+
     Raises `CollectiveError` if a chunk cannot reach a rank that wants it over its allowed links; `OutOfTime`
     if it was stopped before there was a schedule.
     """
     masks = _masks(problem, fabric)
 
-    def find(limits: Limits, *, waiting: float | None = None) -> Routes:
-        routes = find_trees(fabric, demand, limits, masks=masks, waiting=waiting)
+    def find(limits: Limits, *, waiting: float | None = None, shares: bool = False) -> Routes:
+        if shares:
+            routes = find_paths(fabric, demand, limits, masks=masks)
+        else:
+            routes = find_trees(fabric, demand, limits, masks=masks, waiting=waiting)
         return replace(routes, urgent=urgent_hops(problem, fabric, demand, routes))
 
+    until = limits.until or limits.deadline
+    is_late = demand.target is not None and busy_factor() * own_paths_s(fabric, demand) > until.left_s
     with limits.deadline.scope("", ahead=1.0):
-        routes = find(limits)
+        routes = find(limits, shares=is_late)
     with limits.deadline.scope(""):
         best = send_along_trees(fabric, demand, limits, routes, find)
     if best is None:

@@ -10,6 +10,7 @@ from taccl import collectives
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.proposers import queues
 from taccl.synthesis.proposers.large import effort, schedule_large, why_not
 from taccl.synthesis.proposers.spreading import has_chunk_masks
 from taccl.topology.builder import TopologyBuilder
@@ -106,6 +107,21 @@ def test_own_chunks_of_an_exchange_go_first_by_every_rule():
     )
     for num_runs in (1, 2, 4, None):
         assert taccl.verify(schedule_large(problem, num_runs=num_runs)).ok
+
+
+@pytest.mark.parametrize("late_s", [10, -10])
+def test_short_of_time_sketches_are_obeyed(monkeypatch, late_s):
+    """Without time, chunks share paths over the links that they may use, in a single pass or in a run."""
+    monkeypatch.setattr(queues, "_LATE_S", late_s)
+    mesh = topologies.mesh(2, 3, ranks_per_node=3)
+    across = mesh.internode_links[0]
+    clauses = Clauses(
+        own_first=frozenset(range(len(mesh.links))), direct_crossing=True,
+        carries_from={across: frozenset({mesh.links[across].src})},
+    )  # fmt: skip
+    for name in ("alltoall", "allgather"):
+        problem = make_problem(mesh, name, chunk_bytes=MB, clauses=clauses)
+        assert taccl.verify(schedule_large(problem, time_limit_s=0, num_runs=1)).ok
 
 
 def test_pipelined_links_and_own_chunks_first():
