@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from taccl._internal.deadline import busy_factor, leave, signals_to
-from taccl.errors import InputError, TacclError, TacclWarning, warn
+from taccl.errors import InputError, TacclError, warn
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, with_best_bounds
 from taccl.explore.run import RunRequest, failed_row, known_row, perform, this_process
@@ -84,8 +84,8 @@ def rows_of(
         onward = "run the same again" + ("" if chosen is None else " to resume")
         cut = sum(row["stopped"] == "interrupted" for row in rows)
         early = f", and {cut} ended early" if cut else ""
-        said = f"{why}; {left} of {len(rows)} runs are left{early}: {onward}"
-        warn(said, TacclWarning)
+        if left or cut:
+            warn(f"{why}; {left} of {len(rows)} runs are left{early}: {onward}")
     return with_best_bounds(rows)
 
 

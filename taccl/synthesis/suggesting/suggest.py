@@ -19,7 +19,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import parse_size
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.errors import InputError, SketchError
+from taccl.errors import InputError, SketchError, warn
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments, make
 from taccl.problem.making import make_problem
@@ -216,6 +216,8 @@ def suggest_for(
         limit_s = share * max(give_up.left_s, budget.least_bound_s)
         end_s = share * until.left_s
         proposals.append(_proposal(trials, candidate, min(bound_s, limit_s), limit_s, end_s))
+    if is_patient and give_up.cancellation.why:
+        warn("stopped by Ctrl-C; these are the best sketches so far, and their bounds may be loose")
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 
 
