@@ -49,10 +49,10 @@ def run(
         warnings.showwarning = warning_printer()
         try:
             answer = _answer(words, interrupts, began_s)
-        except KeyboardInterrupt:
-            answer = _INTERRUPTED
+        except KeyboardInterrupt as interrupt:
+            answer = failed(str(interrupt), EXIT_INTERRUPTED) if str(interrupt) else _INTERRUPTED
     # An import that Ctrl-C interrupts may look like a missing or damaged library.
-    if interrupts and answer.exit_code and not answer.text:
+    if interrupts and answer.exit_code not in (0, EXIT_INTERRUPTED) and not answer.text:
         answer = _INTERRUPTED
     return emit(answer, as_json="--json" in words)
 

@@ -95,6 +95,32 @@ def test_verdicts_are_kept_without_better_schedules(run, interrupted_in, log):
     assert "stopped by Ctrl-C; bounds or better schedules are missing" in err
 
 
+@pytest.mark.slow
+def test_the_page_so_far_is_written(run, interrupted_in, saved, tmp_path):
+    """Ctrl-C while a page is made leaves out the parts that are not ready, and the page says so."""
+    interrupted_in("taccl.plot.report", "check_page")
+    page = tmp_path / "page.html"
+    code, out, err = run("report", saved, "-o", page)
+    assert (code, out) == (0, f"written to {page}\n")
+    assert "stopped by Ctrl-C; parts of the page are missing, as it says" in err
+    assert "not timed: the time budget is spent" in page.read_text()
+
+
+def test_an_unfinished_probe_is_named(run, monkeypatch, tmp_path):
+    """Ctrl-C during a probe names the file from which the next one resumes, and the exit code is 130."""
+
+    def probe(*, path, **_):
+        Path(f"{path}.part").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("taccl.placement.measuring.probe", probe)
+    code, out, err = run("probe", "-n", 2, "-o", tmp_path / "p.json")
+    assert (code, out) == (130, "")
+    assert (
+        f"interrupted; {tmp_path / 'p.json.part'} has the rounds so far: run the same again to resume" in err
+    )
+
+
 def test_a_second_ctrl_c_ends_the_verb(run, interrupted_in):
     """A second Ctrl-C gives no answer, and exit code 130."""
     interrupted_in("taccl.analysis.certificates.bounds", "_Finders.claims")

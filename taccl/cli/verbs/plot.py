@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from taccl._internal.names import shown
 from taccl.cli.inputs import held_by, is_file, kind_of, names_topology, topology_from_word
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_schedule, option, refuse, sizes
-from taccl.cli.output import Answer, check_output, notes_shown, picked
+from taccl.cli.output import Answer, check_output, ended_by_ctrl_c, notes_shown, picked
 from taccl.cli.problems import schedule_and_details
 from taccl.errors import InputError
 
@@ -101,7 +101,8 @@ def run_report(options: argparse.Namespace) -> Answer:
 
     check_output(options)
     schedule, details = schedule_and_details(options.file, options)
-    with notes_shown() as note:
+    kept = "parts of the page are missing, as it says"
+    with notes_shown() as note, ended_by_ctrl_c(options.deadline, kept):
         note("verifying, timing and drawing")
         _, verification = write_report(
             schedule, options.output, overwrite=options.overwrite, details=details,

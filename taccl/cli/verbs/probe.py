@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict
@@ -60,7 +61,14 @@ def run(options: argparse.Namespace) -> Answer:
         if options.few:
             refuse(options, ("rounds",), "found with --few, which chooses its rounds; leave it out")
         given = picked(options, "ranks", "rounds", "size", "repetitions", "passes", "few", "overwrite")
-        found = probe(**given, path=options.output, note=note)
+        try:
+            found = probe(**given, path=options.output, note=note)
+        except KeyboardInterrupt:
+            part = f"{options.output}.part"
+            if options.few or not os.path.exists(part):
+                raise
+            said = f"interrupted; {shown(part)} has the rounds so far: run the same again to resume"
+            raise KeyboardInterrupt(said) from None
     values = {name: value for name, value in found.to_dict().items() if name not in ("format", "version")}
     return Answer(f"{_text(found)}\n\nwritten to {shown(options.output)}", values)
 
