@@ -387,6 +387,19 @@ def test_the_bound_is_the_largest_claim():
 
 
 @pytest.mark.slow
+def test_late_contributions_cross_nodes_by_way_of_the_root():
+    """A contribution released at 10 us reaches rank 3 by way of the sum's root, at 12 us.
+
+    Each rank is a node. Without the earlier contribution, the sum would start at rank 1, and the clause on
+    crossings would forbid the link from rank 2 to rank 3.
+    """
+    topology = linked("nodes", [0, 1, 2, 3], [(0, 2, 0, 1), (1, 2, 0, 1), (2, 3, 0, 1), (1, 3, 0, 7)])
+    sums = custom(4, [([0, 1], [2, 3])], combining=True)
+    problem = replace(problem_of(topology, sums, direct_crossing=True), release_us=((0, 1, Fraction(10)),))
+    bound = lower_bound(problem)
+    assert bound.bound == 12 and bound.check()
+
+
 def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
     """Release dates are tried in order, until the bound meets the given finish of 174 us.
 

@@ -14,8 +14,9 @@ from taccl.analysis.certificates.transformed import into_node, merging_freely
 from tests.analysis.claims import both_chunkings, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_exchange_time import cluster
 from tests.analysis.test_node_sums import machine
+from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
-from tests.synthesis.small_problems import problem_of, two_levels
+from tests.synthesis.small_problems import custom, linked, problem_of, two_levels
 
 MB = 10**6
 
@@ -55,6 +56,18 @@ def test_the_part_is_the_data_that_starts_elsewhere():
     problem = taccl.make_problem(cluster(2, 2), "allgather", size_bytes=4 * MB)
     chunks = into_node(problem, 1).collective.chunks
     assert [(each.origins, each.destinations) for each in chunks] == [((0,), (2, 3)), ((1,), (2, 3))]
+
+
+def test_chunks_may_cross_to_other_nodes_that_want_them():
+    """Rank 0 sends a chunk to rank 1 of a second node, which also has it at rank 2, and on to rank 3: 2 us.
+
+    Rank 3 is in a third node, and gets the chunk from rank 2 in 5 us. The clause on crossings allows both.
+    """
+    topology = linked("three nodes", [0, 1, 1, 2], [(0, 1, 0, 1), (1, 3, 0, 1), (2, 3, 0, 5)])
+    collective = custom(4, [([0, 2], [1, 3])])
+    problem = merging_freely(problem_of(topology, collective, direct_crossing=True))
+    bound = taccl.lower_bound(problem, divisible=True)
+    assert bound.bound <= brief_synthesis(problem).schedule.finish == 2 and bound.check()
 
 
 @pytest.mark.parametrize("own", [MB + 1, 3 * MB, 7 * MB])

@@ -8,6 +8,7 @@ count.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -168,7 +169,7 @@ def late_part(problem: Problem, date: Fraction) -> Problem | None:
     """Problem of the data released at `date` (in us) or later; None if no such problem can be made.
 
     Time 0 of this problem is `date`. It cannot be made if no data is that late, if chunks are derived, or if
-    a clause limits relays.
+    a clause limits relays. For sums, clauses on chunks are dropped, as they would apply to fewer origins.
     """
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     collective, chunks, sizes = problem.collective, [], []
@@ -182,30 +183,44 @@ def late_part(problem: Problem, date: Fraction) -> Problem | None:
     # A clause on relays depends on process groups, which the problem of the late data does not keep.
     if not chunks or collective.derivations or problem.clauses.relays is not None:
         return None
-    part = Collective(collective.name, collective.num_ranks, tuple(chunks), collective.combining)
-    return replace(
-        problem, collective=part, chunk_bytes=tuple(sizes), release_us=(), due_us=(), chunks_open=False
-    )
+    if collective.sums_up:
+        problem = _without_clauses_on_chunks(problem)
+    return _part(problem, chunks, sizes)
 
 
 def into_node(problem: Problem, node: int) -> Problem | None:
     """Problem of the data that ranks of a node need, and of which nothing starts in the node.
 
     None if there is no such data, if sums are made or chunks are derived, or if a clause limits relays.
+    Clauses on chunks are dropped if a chunk has destinations elsewhere, too, as they may depend on these.
     """
     collective, ranks = problem.collective, frozenset(problem.topology.ranks_of_node[node])
     if collective.combining or collective.derivations or problem.clauses.relays is not None:
         return None
-    chunks, sizes = [], []
+    chunks, sizes, is_cut = [], [], False
     for chunk, size in zip(collective.chunks, problem.chunk_bytes, strict=True):
         here = tuple(rank for rank in chunk.destinations if rank in ranks)
         if here and ranks.isdisjoint(chunk.origins):
             chunks.append(replace(chunk, destinations=here))
             sizes.append(size)
-    if not chunks:
-        return None
+            is_cut |= here != chunk.destinations
+    if is_cut:
+        problem = _without_clauses_on_chunks(problem)
+    return _part(problem, chunks, sizes) if chunks else None
+
+
+def _part(problem: Problem, chunks: Sequence[Chunk], sizes: Sequence[int]) -> Problem:
+    """The problem with these chunks instead of its own; servers do not update them."""
+    collective = problem.collective
     part = Collective(collective.name, collective.num_ranks, tuple(chunks), collective.combining)
-    return replace(problem, collective=part, chunk_bytes=tuple(sizes), chunks_open=False)
+    return replace(
+        problem, collective=part, chunk_bytes=tuple(sizes), release_us=(), due_us=(), chunks_open=False
+    )
+
+
+def _without_clauses_on_chunks(problem: Problem) -> Problem:
+    """The problem without clauses that depend on the origins, destinations or roots of chunks."""
+    return problem.without_clauses(*(each.field for each in problem.clauses.said("chunk")))
 
 
 def ticks_of_part(part: Problem, problem: Problem) -> Fraction:
