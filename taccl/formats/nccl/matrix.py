@@ -48,7 +48,7 @@ _GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
 #: Line of drivers that leave NICs out of a wide matrix: number of NICs, and of those that it shows.
 _NICS_SHOWN = re.compile(r"(\d{1,6}) NICs found in the topology, only displaying (\d{1,6})\b")
 #: Row of a device: its name, then a cell. `_NAME`: name of a device, in the legend.
-_OTHER_ROW = re.compile(rf"([a-zA-Z]\w*\d)\s+(?:{_CELL})\s")
+_OTHER_ROW = re.compile(rf"([a-zA-Z]\w*\d)\s+(?:{_CELL})(?:\s|$)")
 _NAME = re.compile(r"\s*(NIC\d+): (\S+)\s*$")
 ONE_SWITCH, SWITCHES, ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB", "NODE"}
 _CELLS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE or SYS"
@@ -124,6 +124,8 @@ def read_matrix(text: str, where: str) -> Matrix:
     repairs: list[str] = []
     rows = _rows(lines, start, devices, repairs, where)
     cells = {(a, b): cell for a, words in rows.items() for b, cell in zip(devices, words, strict=False)}
+    without_column = [a for a in rows if a not in devices]
+    cells |= {(b, a): cells[a, b] for a in without_column for b in devices}
     affinity, coherent = _affinities(rows, len(devices), has_ids="GPU NUMA ID" in lines[start])
     lacking = [a for a in devices if a not in rows]
     for a in lacking:
@@ -131,6 +133,7 @@ def read_matrix(text: str, where: str) -> Matrix:
             said = f"found no row of {a}; expected one for every GPU; save it whole"
             raise FormatError(said, where=f"{where}: line {start + 1}")
         cells |= {(a, b): cells[b, a] for b in rows}
+    devices = (*devices, *without_column)
     legend = {m[1]: m[2][:60] for m in map(_NAME.match, lines) if m}
     assumed = _left_out(text, legend, devices)
     if len(headers) > 1:
@@ -140,8 +143,9 @@ def read_matrix(text: str, where: str) -> Matrix:
         assumed.append("lines of the matrix that were broken into several are joined")
     if repairs:
         assumed.append(f"joined words are separated: {first_of(repairs, 4)}")
-    if lacking:
-        assumed.append(f"no rows of {first_of(lacking, 4)}: which NICs are close to each other is unknown")
+    for part, of in (("rows", lacking), ("columns", without_column)):
+        if of:
+            assumed.append(f"no {part} of {first_of(of, 4)}: which NICs are close to each other is unknown")
     names = {device: name for device, name in legend.items() if device in devices}
     return Matrix(devices, cells, affinity, coherent, names, tuple(assumed))
 
@@ -235,15 +239,20 @@ def _rows(
 ) -> dict[str, list[str]]:
     """{device: words of its row after the name: a cell for each column, and affinities}.
 
-    Raises `FormatError` for a row with unknown cells or too few, and for a row of a device without a column.
+    NICs may have a row without a column, below all others, if the row has a cell for every column.
+
+    Raises `FormatError` for a row with unknown cells or too few, and for other rows of devices without a
+    column.
 
     - `repairs`: List to which descriptions of repaired words are appended.
     """
     found: dict[str, tuple[int, list[str]]] = {}
     for number, line in enumerate(lines[start + 1 :], start + 2):
-        if (words := line.split()) and words[0] in devices:
+        words, other = line.split(), _OTHER_ROW.match(line)
+        is_nic = other is not None and not re.match(r"[CG]PU\d", other[1]) and len(words) == len(devices) + 1
+        if words and (words[0] in devices or is_nic):
             found.setdefault(words[0], (number, words))
-        elif (other := _OTHER_ROW.match(line)) is not None:
+        elif other is not None:
             said = f"found a row of {other[1][:40]}, which has no column; expected one for every device"
             raise FormatError(f"{said}; save the output whole", where=f"{where}: line {number}")
     last = _unglued(found[devices[-1]][1], devices, {}, []) if devices and devices[-1] in found else []
@@ -261,7 +270,7 @@ def _rows(
 
 def _check_symmetry(device: str, rows: Mapping[str, list[str]], devices: tuple[str, ...], where: str) -> None:
     """Raise `FormatError` if a cell of a device's row differs from that of the opposite direction."""
-    column = devices.index(device)
+    column = devices.index(device) if device in devices else 0
     for other, cell in zip(devices[:column], rows[device], strict=False):
         if other in rows and rows[other][column] != cell:
             said = f"found {rows[other][column]} from {other[:40]} to {device[:40]} and {cell} back"

@@ -635,12 +635,35 @@ def test_a_title_is_no_part_of_the_header(tmp_path):
     assert load_quietly(path).links == load_quietly(SQUARE).links
 
 
-@pytest.mark.parametrize("device", ["NIC1", "GPU1"])
-def test_a_row_without_a_column_is_refused(tmp_path, device):
-    """A header that lacks a column would lose a NIC or a GPU."""
-    path = _write(tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", f"{device} SYS SYS", columns=["GPU0", "NIC0"])
-    with pytest.raises(FormatError, match=f"line 4: found a row of {device}, which has no column"):
+@pytest.mark.parametrize("row", ["GPU1 SYS SYS", "NIC1 SYS SYS X", "NIC1 SYS"])
+def test_a_row_without_a_column_is_refused(tmp_path, row):
+    """A header that lacks a column would lose a GPU, or some cells of a NIC."""
+    path = _write(tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", row, columns=["GPU0", "NIC0"])
+    with pytest.raises(FormatError, match=f"line 4: found a row of {row[:4]}, which has no column"):
         load_nvidia_smi(path)
+
+
+@pytest.mark.parametrize("num_columns", [0, 1])
+def test_nics_may_have_rows_alone(tmp_path, num_columns):
+    """Pages leave out columns of NICs to save width; rows with a cell for each column tell what is near."""
+    cells = [["PIX", "SYS"], ["SYS", "PIX"]]
+    rows = [
+        f"GPU{i} {' X ' if not i else 'NV12'} {'NV12' if not i else ' X '} {' '.join(cells[i][:num_columns])} "
+        f"{32 * i}-{32 * i + 31} {i}"
+        for i in range(2)
+    ]
+    own = ["X", "SYS"]
+    rows += [f"NIC{i} {cells[0][i]} {cells[1][i]} {' '.join(own[i : i + 1] * num_columns)}" for i in range(2)]
+    columns = ["GPU0", "GPU1", *[f"NIC{i}" for i in range(num_columns)]]
+    path = _write(tmp_path, *rows, columns=columns, after="NIC0: mlx5_0\nNIC1: mlx5_1\n")
+    topology = load_quietly(path, nodes=2, nic_gb_per_s=50)
+    lacking = ", ".join(f"NIC{i}" for i in range(num_columns, 2))
+    assert f"no columns of {lacking}: which NICs are close to each other is unknown" in topology.assumed
+    assert not any("of the legend" in each for each in topology.assumed)
+    nics = {each.name for each in topology.resources if each.name.startswith("NIC mlx5")}
+    assert nics == {
+        f"NIC mlx5_{i} of node {n} {way}" for i in (0, 1) for n in (0, 1) for way in ("egress", "ingress")
+    }
 
 
 def test_names_in_the_legend_without_columns_are_told(tmp_path):
