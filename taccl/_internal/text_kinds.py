@@ -118,7 +118,7 @@ TEXTS = (
         FIT,
     ),
     Text("log of NCCL's Inspector", r'\A\s*\{"header":\s*\{"id":[^\n]*"coll_perf":', FIT),
-    Text("log of OSU micro-benchmarks", r"^[ \t]*#\s*OSU\s", FIT),
+    Text("log of OSU micro-benchmarks", r"^[ \t]*#\s*(?:OSU\s|OMB[ -]Py)", FIT),
     Text(
         "log of DeepSpeed's communication or of all_reduce_bench.py",
         r"^-* ?Performance of \w+ on \d+ devices|^Comm\. Op\s+Message Size\b"
@@ -264,9 +264,10 @@ TEXTS = (
     ),
     Text(
         "output of `rocm-smi --showtopo`",
-        r"(?i)\A[^\n]*,\(Topology\)|\b(Weight|Hops|Link Type|Bandwidth min/max) between two GPUs"
+        r"(?i)\A[^\n]*,\(Topology\)"
+        r"|\b(Weight|Hops|Link (Type|Accessibility)|Bandwidth min/max) between two GPUs"
         r"|^GPU\[\d+\]\s*: \(Topology\)|\"\(Topology\) "
-        r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE)\b",
+        r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE|\d{4,}-\d{4,})(?!\S)",
         unsupported(_RCCL_DUMP),
     ),
     Text("output of amd-smi", r"^GPU: \d+\n +[A-Z_]+:", unsupported(_RCCL_DUMP)),

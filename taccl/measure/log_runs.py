@@ -23,8 +23,8 @@ _NAMES = {
     "reduce": r"(?<!all[_ -])reduce(?![_ -]?scatter)SURE",
     "gather": r"(?<!all[_ -])gatherSURE", "scatter": r"(?<!reduce[_ -])scatterSURE",
     "hypercube": "hypercube_perf",
-    POINT_TO_POINT: r"sendrecv(?=_perf)|(?:OSU \S+ (?:bi-directional )?|RDMA_\w+ |Send )"
-    r"(?:latency|bandwidth) test",
+    POINT_TO_POINT: r"sendrecv(?=_perf)|(?:(?:OSU|OMB-Py|OMB Python) \S+ (?:bi-directional )?"
+    r"|RDMA_\w+ |Send )(?:latency|bandwidth) test",
 }  # fmt: skip
 #: `MENTIONS`: {collective or other test: pattern of its names in lines}.
 #: `IN_STEM`: {collective or other test: pattern of its names in file names, such as nccl_broadcast.log}.
@@ -47,9 +47,9 @@ _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+(\d{1,4})\s+nGpus:?\s+(\d{1,4})\
 #: Process id of a rank, in the list of devices.
 _PID = re.compile(r"\bPid:?\s+(\d+)\b")
 #: `_BANDWIDTH_TEST`: title of a bandwidth test; its group matches if the test adds up both directions.
-#: `_OSU`: title of an OSU benchmark, or of a latency test of perftest.
+#: `_OSU`: title of an OSU benchmark, also of OMB-Py, or of a latency test of perftest.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
-_OSU = re.compile(r"#\s*OSU\s|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
+_OSU = re.compile(r"#\s*(?:OSU\s|OMB[ -]Py)|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
 #: Header of a run whose times are those of the CPU; its bandwidths are still those of the GPUs.
 CPU_TIME = re.compile(r"\bcputime\b")
 #: Header of a table of nccl-tests 1, whose times are in ms.

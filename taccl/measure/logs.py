@@ -31,7 +31,7 @@ _MAX_FILE_BYTES = 64 * 10**6  #: Logs of NCCL_DEBUG have a line for each channel
 #: Number of ranks of a communicator in a line of NCCL_DEBUG=INFO; atomic groups keep the match linear.
 _NUM_RANKS = re.compile(r"(?>.*?CCL INFO )(?>.*?\bcomm\b).*\bn[Rr]anks (\d{1,7})\b")
 #: Title of a benchmark of OSU or of perftest.
-_TITLE = re.compile(r"^[# \t]*((?:OSU|RDMA_\w+|Send)\b.* Test\b.*)", re.MULTILINE)
+_TITLE = re.compile(r"^[# \t]*((?:OSU|OMB|RDMA_\w+|Send)\b.* Test\b.*)", re.MULTILINE)
 #: {note: pattern of lines that show that buffers were in host memory}.
 _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
@@ -40,7 +40,10 @@ _HOST_MEMORY = {
 #: {note: pattern of headers of benchmarks of other libraries than NCCL and RCCL}.
 OTHER_LIBRARY = {
     "an MPI library ran the collective (OSU), not NCCL or RCCL; nccl-tests or rccl-tests measure these":
-        re.compile(r"^#\s*OSU MPI-(?:CUDA|ROCM) (?!Latency|Bandwidth|Bi-)\S", re.MULTILINE | re.IGNORECASE),
+        re.compile(
+            r"^#\s*(?:OSU MPI-(?:CUDA|ROCM)|OMB-Py MPI|OMB Python MPI) (?!Latency|Bandwidth|Bi-)\S",
+            re.MULTILINE | re.IGNORECASE,
+        ),
 }  # fmt: skip
 #: {note: pattern of headers of runs whose operations are not launched one by one}.
 _LAUNCHED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -54,6 +55,8 @@ _FASTER = 1.1
 _PROCESS = re.compile(r"\s*Process\s+\d+\s+\(([^)\s]{1,255})\):\s+device\s")
 #: Line above a one-way matrix of nvbandwidth, with the direction of the data.
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
+#: Beginning of the JSON that nvbandwidth prints with ``--json``; other output may surround it.
+_NVBANDWIDTH_JSON = re.compile(r"^\{\s*\"nvbandwidth\"\s*:", re.MULTILINE)
 #: Line before the matrices of a test of nvbandwidth, with the name of the test.
 _NVBANDWIDTH_TEST = re.compile(r"^\s*Running (\w+)\.")
 #: Advice on pairs of GPUs that nvbandwidth does not measure.
@@ -95,11 +98,10 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     text = unquoted(text)
     lines = [with_points(line) for line in _unlabelled(text.splitlines())]
     try:
+        if (found := _NVBANDWIDTH_JSON.search(text)) is not None:
+            return _of_nvbandwidth(_printed_by_nvbandwidth(text[found.start() :], where), f"{where}, as text")
         if text.lstrip().startswith("{"):
-            data = parse_json(text, source=where)
-            if "nvbandwidth" in data:
-                return _of_nvbandwidth(_printed_by_nvbandwidth(data, where), f"{where}, as text")
-            return _of_ours(data, where)
+            return _of_ours(parse_json(text, source=where), where)
         if any(_P2P.match(line) for line in lines):
             return _of_p2p(lines, where)
         if any(_NVBANDWIDTH.match(line) for line in lines):
@@ -277,10 +279,10 @@ def _faster_through_host(direct: NDArray[np.float64], through_host: NDArray[np.f
     return [f"{said} in {num} of {gain.size - len(gain)} directed pairs, and not used"] if num else []
 
 
-def _printed_by_nvbandwidth(data: dict[str, Any], where: str) -> list[str]:
+def _printed_by_nvbandwidth(text: str, where: str) -> list[str]:
     """Lines that nvbandwidth prints without ``--json``, from its JSON: GPUs, and the matrix of each test."""
     with plain_values(where):
-        found = data["nvbandwidth"]
+        found = json.JSONDecoder().raw_decode(text)[0]["nvbandwidth"]
         lines = [f"Device {gpu}" for gpu in found.get("GPU Device list") or ()]
         for test in found["testcases"]:
             rows = test.get("bandwidth_matrix") or ()

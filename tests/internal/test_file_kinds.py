@@ -156,6 +156,9 @@ OTHER_FORMS = [
         "log of ucc_perftest or of a benchmark in PyTorch",
     ),
     ("=== Bandwidth min/max between two GPUs ===\n", "output of `rocm-smi --showtopo`"),
+    ("==== Link accessibility between two GPUs ====\n", "output of `rocm-smi --showtopo`"),
+    ("     GPU0   GPU1\nGPU0 N/A    50000-50000\nGPU1 50000-50000 N/A\n", "output of `rocm-smi --showtopo`"),
+    ("# OMB-Py MPI Allgather Latency Test\n# Size (B)  Latency (us)\n", "log of OSU micro-benchmarks"),
     (
         "**Weight Between Two GPUs**\n\n| | GPU0 |\n|:--|:--:|\n| GPU0 | 0 |\n",
         "output of `rocm-smi --showtopo`",

@@ -771,6 +771,19 @@ def test_osu_counts_a_ranks_part(read, title, collective, counted):
     assert found.on(8, 1).size_bytes == (2**20 * (8 if counted else 1),)
 
 
+@pytest.mark.parametrize("name", ["OMB-Py", "OMB Python"])
+def test_logs_of_omb_py_count_as_osus(read, name):
+    """OMB-Py prints OSU's tables below titles of its own: of one rank's part, or of two ranks."""
+    text = f"# {name} MPI {{}} Test\n# Size (B)      Latency (us)\n1024  21.39\n2048  22.4\n"
+    log = read(text.format("Allgather Latency"))
+    (found,) = log.series
+    assert (found.collective, found.counted, found.size_bytes) == ("allgather", "part", (1024, 2048))
+    assert any("not NCCL or RCCL" in note for note in log.notes)
+    log = read(text.format("Latency"))
+    assert [each.title.partition(" ")[0] for each in log.series] == ["point-to-point"]
+    assert not log.notes
+
+
 def test_both_directions_are_halved(read):
     """The bandwidth of a bidirectional test, a sum over both directions, is halved."""
     bits = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"

@@ -729,7 +729,8 @@ class TestMatrices:
         assert {float(link.alpha_us) for link in topology.links} == {0.3}
         assert "every latency 0.3 us" in topology.assumed
 
-    def test_json_of_nvbandwidth(self, tmp_path):
+    @pytest.mark.parametrize(("before", "after"), [("", ""), ("$ ./nvbandwidth -j\n", "done\n")])
+    def test_json_of_nvbandwidth(self, tmp_path, before, after):
         """JSON of nvbandwidth (--json) gives the matrices, and the models of the GPUs, that its text shows."""
         path = tmp_path / "nvbandwidth.json"
         gpus = [f"{i}: NVIDIA H100 80GB HBM3 (00000000:{i}B:00): (n1)" for i in range(2)]
@@ -749,7 +750,7 @@ class TestMatrices:
         waived = {"name": "device_local_copy", "status": "Waived"}
         for kept, bandwidth in ((cases, 391.25), (cases[:2], None)):
             data = {"version": "v0.8", "GPU Device list": gpus, "testcases": [*kept, waived]}
-            path.write_text(json.dumps({"nvbandwidth": data}))
+            path.write_text(f"{before}{json.dumps({'nvbandwidth': data}, indent=3)}\n{after}")
             if bandwidth is None:
                 with pytest.raises(
                     FormatError, match="no one-way matrix of GPUs; .*device_to_device_memcpy_read"
