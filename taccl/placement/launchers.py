@@ -234,9 +234,11 @@ def _torchrun(placed: Sequence[str]) -> str:
     runs = _runs(placed)
     short = [name.partition(".")[0] for name, _ in runs]
     alike = Counter(short)
+    shorter = {host[: dot.start()] for host, _ in runs for dot in re.finditer(r"\.", host)}
     lines = []
     for number, (name, count) in enumerate(runs):
-        words = [name, f"{name}.*"]
+        # A name with a domain is the host's own, unless another host has it.
+        words = [name, *[f"{name}.*"] * (name not in shorter)]
         # `hostname` may print a host's name without the domain that the name has in `placed`.
         if short[number] != name and alike[short[number]] == 1 and not short[number].isdigit():
             words.append(short[number])

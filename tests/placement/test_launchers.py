@@ -386,6 +386,14 @@ class TestTorchrun:
         path.write_text(hostfile(placement, hosts, "torchrun"))
         assert self.options(path, spelled).node_rank == 3
 
+    def test_a_host_is_not_taken_for_one_with_a_shorter_name(self, placement, tmp_path):
+        """The name of a host may be the beginning of another's, with and without domain."""
+        path = tmp_path / "nodes.sh"
+        hosts = ["vm1", "vm1.b", "vm11", "vm1.b.c"]
+        path.write_text(hostfile(placement, hosts, "torchrun"))
+        ranks = placed(placement, hosts)
+        assert [self.options(path, host).node_rank for host in ranks] == [0, 1, 2, 3]
+
     def test_a_host_that_is_not_there_gets_none(self, placement, tmp_path):
         """The script fails on a host that is not in its list, and names it."""
         path = tmp_path / "nodes.sh"
