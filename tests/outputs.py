@@ -236,6 +236,7 @@ FIELDS = {
     "execution trace of PyTorch": '{"schema": "1.1.1-chakra.0.0.4", "pid": 42, "nodes": [{"id": 2}]}',
     "record of PyTorch's flight recorder": '{"version": "2.4", "entries": [], "pg_config": {}}',
     "Chakra trace in JSON": '{"workload_graph": [{"Id": 1, "NodeType": 7, "Name": "x"}]}',
+    "notebook of Jupyter": '{"cells": [], "metadata": {}, "nbformat": 4}',
     "rank table of HCCL": '{"version": "1.0", "server_count": "1", "server_list": []}',
     "file of SCCL or msccl-tools": '{"msccl_type": "algorithm", "name": "Allgather(n=4)"}',
     "system file of ASTRA-sim": '{"scheduling-policy": "LIFO", "preferred-dataset-splits": 4}',

@@ -99,7 +99,8 @@ def read_text(
 
     - `replaces`: True to read bytes that are not UTF-8 as `REPLACED`, as in logs, whose figures are ASCII.
 
-    If each line is a string in JSON, as loggers of containers store text, the strings are the text.
+    If each line is a string in JSON, as loggers of containers store text, the strings are the text. The text
+    of a notebook of Jupyter is the output of its cells, if there is any.
     """
     where, data = os.fspath(path), read_bytes(path, limit_bytes)
     if kind := kind_of_bytes(data):
@@ -116,7 +117,20 @@ def read_text(
         ) from None
     if not text.strip():
         raise FormatError("the file is empty; save it again, or check the path", where=where)
-    return _unlogged(_SEPARATOR_LINE.sub("", text))
+    return _output_of_notebook(text) or _unlogged(_SEPARATOR_LINE.sub("", text))
+
+
+def _output_of_notebook(text: str) -> str:
+    """Text that the cells of a notebook of Jupyter printed; empty for other files."""
+    if '"nbformat"' not in text or not text.lstrip().startswith("{"):
+        return ""
+    found = list[str]()
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        for cell in json.loads(text)["cells"]:
+            for output in cell.get("outputs", ()):
+                shown_as = output["text"] if "text" in output else output["data"]["text/plain"]
+                found.append(shown_as if isinstance(shown_as, str) else "".join(shown_as))
+    return "\n".join(found)
 
 
 def _unlogged(text: str) -> str:

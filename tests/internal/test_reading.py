@@ -1,5 +1,6 @@
 """Reading of foreign text files, TOML and JSON."""
 
+import json
 import os
 from decimal import Decimal
 
@@ -59,6 +60,23 @@ def test_separator_line_of_spreadsheets_is_empty(tmp_path, line):
     """The first line of a CSV that tells Excel the separator is dropped; line numbers stay."""
     (tmp_path / "a.csv").write_bytes(f"\ufeff{line}\n1;2\n".encode())
     assert read_text(tmp_path / "a.csv") == "\n1;2\n"
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_output_of_a_notebook_is_its_text(tmp_path, is_whole):
+    """Text that cells print is read; a notebook without it, or one that is cut off, is read as it is."""
+    path = tmp_path / "a.ipynb"
+    printed = [
+        {"output_type": "stream", "name": "stdout", "text": ["a\tb\n", "1\t2\n"]},
+        {"output_type": "execute_result", "data": {"text/plain": "3"}, "metadata": {}},
+        {"output_type": "error", "ename": "KeyError", "traceback": []},
+    ]
+    cells = [{"cell_type": "markdown", "source": ["# b"]}, {"cell_type": "code", "outputs": printed}]
+    text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}, indent=1)
+    path.write_text(text if is_whole else text[:-1])
+    assert read_text(path) == ("a\tb\n1\t2\n\n3" if is_whole else text[:-1])
+    path.write_text('{"cells": [{"cell_type": "code", "outputs": 3}], "nbformat": 4}')
+    assert read_text(path) == path.read_text()
 
 
 def test_file_of_just_the_limit(tmp_path):

@@ -32,9 +32,11 @@ _REST = re.compile(r"[A-Z\d\s,/-]+")
 #: First column of a header after those of devices.
 _AFFINITY = re.compile(r"(?:CPU|NUMA)\s*Aff")
 _MAX_DEVICES = 512
-#: Terminal colours (also with the escape character lost, or as `^[`), Markdown's bars, no-break spaces.
+#: Terminal colours (also with the escape character lost, or as `^[`), Markdown's bars, no-break spaces, and
+#: tags of web pages.
 _COLOUR = re.compile(
     r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[|\\(?:e|033|x1[bB]|u001[bB])|\u241b)?\[[0-9;]*m|\||\u00a0"
+    r"|</?[A-Za-z][^<>]{0,300}>"
 )
 #: Two columns of a header with commas or semicolons between cells, as spreadsheets save them.
 _SEPARATED = re.compile(r"\bGPU\d+\s*([,;])\s*\w+\d+\s*\1")

@@ -695,6 +695,7 @@ def test_html_around_a_matrix_is_removed(tmp_path):
         f"<table>{table}</table>",
         "<pre><code>" + SQUARE.read_text().replace("\t", "&nbsp;&#32;") + "</code></pre>",
         "".join(f"&gt; {line}\n" for line in SQUARE.read_text().splitlines()),
+        f"<html><body><p>Ours:</p><pre>{SQUARE.read_text()}</pre></body></html>",
     ):
         path = tmp_path / "square.txt"
         path.write_text(text)
