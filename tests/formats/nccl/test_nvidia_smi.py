@@ -628,10 +628,11 @@ def test_broken_lines_are_joined(tmp_path, width, is_cut_in_words):
     assert any("broken into several" in each for each in topology.assumed)
 
 
-def test_a_title_is_no_part_of_the_header(tmp_path):
-    """A line of words above the matrix stays apart from its header."""
+@pytest.mark.parametrize("end", ["\n", ": "])
+def test_a_title_is_no_part_of_the_header(tmp_path, end):
+    """Words above the matrix, or before its header, stay apart from the header."""
     path = tmp_path / "square.txt"
-    path.write_text(f"GPU topology of node1\n{SQUARE.read_text()}")
+    path.write_text(f"GPU topology of node1{end}{SQUARE.read_text()}")
     assert load_quietly(path).links == load_quietly(SQUARE).links
 
 
