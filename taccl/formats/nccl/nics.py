@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from importlib import import_module
@@ -209,6 +209,13 @@ class Nics:
             for side in _SIDES
         ):
             assumed.append("each rank stripes its sends over its NICs in fixed shares")
+        users = Counter(self.of_rank)
+        together = [rank for rank, nics in enumerate(self.of_rank) if len(nics) > 1 < users[nics]]
+        if together:
+            assumed.append(
+                f"local ranks {in_runs(together)} use their nearest NICs together; NCCL chooses one of them "
+                "for each channel, which may load them unevenly"
+            )
         if self.unused:
             assumed.append(
                 f"NICs {', '.join(self.unused)} are unused: others are closer to every rank and as fast "

@@ -113,11 +113,16 @@ def _near(tmp_path, num_gpus, num_nics, num_nvlinks=18):
     ("num_gpus", "num_nics", "rank"), [(1, 1, 20), (2, 2, 20), (2, 4, 40), (4, 2, 20), (2, 3, 48), (3, 2, 40)]
 )
 def test_every_near_nic_is_kept(tmp_path, num_gpus, num_nics, rank):
-    """A node sends at the total rate of its NICs of 20 GB/s; a rank at its share, limited by PCIe 5."""
+    """A node sends at the total rate of its NICs of 20 GB/s; a rank at its share, limited by PCIe 5.
+
+    NICs that cannot be divided evenly among the GPUs are used by all; an assumption names NCCL's choice.
+    """
     path = _near(tmp_path, num_gpus, num_nics)
     topology = load_quietly(path, nodes=2, nic_gb_per_s=20, nvlink_joins="switch")
     node, own, _ = _counted(topology)
     assert (node, own) == pytest.approx((20 * num_nics, rank))
+    told = any("NCCL chooses one of them for each channel" in each for each in topology.assumed)
+    assert told == (3 in (num_gpus, num_nics))
 
 
 @pytest.mark.parametrize(
