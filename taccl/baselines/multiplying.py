@@ -121,6 +121,7 @@ def mixed_schedule(
     below_us: float = math.inf,
     most_transfers: float = math.inf,
     patient: bool = False,
+    fits: Callable[[StepTimes, StepPlan], bool] = lambda *_: True,
     keep: Callable[[Schedule], object] | None = None,
 ) -> Schedule | None:
     """Allreduce by the mixed plan with the least estimated finish: each group of chunks has its own plan.
@@ -132,6 +133,7 @@ def mixed_schedule(
     - `below_us`: The plan is built only if its estimate is below this, or list scheduling may shorten it.
     - `most_transfers`: Approximate max transfers of the schedule.
     - `patient`: True for further runs of simulated annealing if time is left.
+    - `fits`: True if time suffices to build a plan; otherwise it is not built.
     - `keep`: Called with a complete schedule before another search, which a deadline of the caller may end.
     """
     if not sums_everywhere(problem):
@@ -142,6 +144,8 @@ def mixed_schedule(
     if equal is None or (found := soonest_mix(fit, until, first=equal, patient=patient)) is None:
         return None
     times, plan = found
+    if not fits(times, plan):
+        return None
     below = below_us * times.problem.costs.ticks_per_us
     made = _built_mix(times, plan, below)
     if made is None or until.has_passed or made.finish_ticks <= _AS_ESTIMATED * times.ticks(plan):
@@ -198,6 +202,7 @@ class Estimated:
         *,
         simple: bool = False,
         most_us: float = math.inf,
+        until: Deadline = NEVER,
     ) -> Estimated | None:
         """Best plan of a problem by estimate; None if the estimates of all plans exceed `most_us`.
 
@@ -205,9 +210,10 @@ class Estimated:
 
         - `likely`: Plan to estimate first, which saves time if it is among the best.
         - `simple`: True to estimate only plans of few steps, as `estimated_us` does.
+        - `until`: Deadline after which the search for batches of chunks ends.
         """
         _require_supported(problem)
-        times, plans = _plans_of(without_sketch(problem), simple=simple)
+        times, plans = _plans_of(without_sketch(problem), simple=simple, until=until)
         found = times.soonest(plans, likely, most_us * problem.costs.ticks_per_us)
         if found is not None:
             return cls(found[0] / problem.costs.ticks_per_us, times, found[1])
@@ -274,14 +280,17 @@ def _require_supported(problem: Problem) -> None:
         )
 
 
-def _plans_of(problem: Problem, *, simple: bool = False) -> tuple[StepTimes, tuple[StepPlan, ...]]:
+def _plans_of(
+    problem: Problem, *, simple: bool = False, until: Deadline = NEVER
+) -> tuple[StepTimes, tuple[StepPlan, ...]]:
     """Estimator of step times, and all recursive-multiplying plans, of a problem.
 
     - `simple`: True for only the plans of few steps (`is_simple`).
+    - `until`: As for `in_batches`.
     """
     times = StepTimes(problem, Grid(problem))
     plans = _plans_without_batches(times, simple=simple)
-    return times, plans if simple else (*plans, *in_batches(times, plans))
+    return times, plans if simple else (*plans, *in_batches(times, plans, until=until))
 
 
 def _plans_without_batches(times: StepTimes, *, simple: bool = False) -> tuple[StepPlan, ...]:

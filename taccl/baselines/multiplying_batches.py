@@ -52,7 +52,7 @@ def in_batches(
     loads.
 
     - `start`: Plan node by node that a further search improves; default: a new search.
-    - `until`: Deadline after which the further search ends.
+    - `until`: Deadline after which the search ends.
     """
     num_nodes, num_local = times.grid.ranks.shape
     size = -(-times.problem.collective.num_chunks // times.grid.ranks.size)
@@ -70,7 +70,8 @@ def in_batches(
         return [_plan_of(search.iterated(mix, until))]
     starts = [list(mix) for mix in dict.fromkeys(mix for plan in plans for mix in _starts(mixes, plan, size))]
     starts.sort(key=mixes.finish)
-    ticks, mix = min((search.improved(mix, _PATIENCE) for mix in starts[:_STARTS]), key=itemgetter(0))
+    every = (search.improved(mix, _PATIENCE, until) for mix in starts[:_STARTS])
+    ticks, mix = min(every, key=itemgetter(0))
     return [] if ticks == math.inf else [_plan_of(mix)]
 
 
@@ -136,15 +137,15 @@ class _Search:
             changed = mix
             for _ in range(_CHANGES):
                 changed = self._changed(changed)
-            found_ticks, found = self.improved(changed, _CHANGED_PATIENCE)
+            found_ticks, found = self.improved(changed, _CHANGED_PATIENCE, until)
             if found_ticks <= ticks:
                 ticks, mix = found_ticks, found
         return mix
 
-    def improved(self, mix: Mix, patience: int) -> tuple[float, Mix]:
-        """Improve a plan until `patience` moves gain nothing; return (ticks, plan)."""
+    def improved(self, mix: Mix, patience: int, until: Deadline) -> tuple[float, Mix]:
+        """Improve a plan until `patience` moves gain nothing, or a deadline; return (ticks, plan)."""
         ticks, stalled = self._mixes.finish(mix), 0
-        while stalled < patience:
+        while stalled < patience and not until.has_passed:
             self.moves += 1
             found = self._changed(mix)
             found_ticks = self._mixes.finish(found, ticks)

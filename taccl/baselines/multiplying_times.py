@@ -392,6 +392,12 @@ class StepTimes:
         used = np.flatnonzero(alphas.any(axis=0) | (betas > 0))
         return used, kinds, alphas[:, used], betas[used]
 
+    def num_messages(self, plan: StepPlan) -> int:
+        """Approximate number of sends of a mixed plan, whose parts share no messages."""
+        steps = (digit for part in plan.parts for _, digit in part.steps())
+        each = sum((digit.base - 1) * digit.pieces * len(self.hops(digit)) for digit in steps)
+        return int(self.grid.ranks.size) * each
+
     @cached
     def takes_turns(self, digit: Digit) -> bool:
         """True if the messages of each rank in an exchange hold the same resource, one after another."""

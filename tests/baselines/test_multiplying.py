@@ -27,7 +27,15 @@ from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_annealing import Annealing, Run
 from taccl.baselines.multiplying_mix_times import MixTimes
 from taccl.baselines.multiplying_mixes import _insertable, best_mix, greedy_mix, soonest_mix, times_of, to_mix
-from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_mixable, all_plans
+from taccl.baselines.multiplying_plans import (
+    BY_NODE,
+    MIXED,
+    Digit,
+    PlanPart,
+    StepPlan,
+    all_mixable,
+    all_plans,
+)
 from taccl.baselines.multiplying_sends import sends_of
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
@@ -203,6 +211,7 @@ def test_batches_are_searched_further(monkeypatch):
     found = start.in_better_batches()
     assert found.us < start.us
     assert found.us == pytest.approx(Estimated.of(problem).us)
+    assert Estimated.of(problem, until=Deadline(0.0)).us >= found.us  # the first search ends at once
     whole = Estimated(1.0, times, plan._replace(sizes=()))
     assert whole.in_better_batches() is None
     assert whole.in_better_batches(problem).us < start.us
@@ -415,14 +424,20 @@ def test_a_search_for_a_mix_makes_moves_even_if_loading_its_kernel_takes_all_the
         assert moves == made
 
 
-def test_a_mixed_plan_is_built_only_if_it_may_be_earlier():
-    """A mixed plan whose estimate is not below a known finish is not built."""
+def test_a_mixed_plan_is_built_only_if_it_may_be_earlier_and_time_suffices():
+    """A mixed plan is not built if its estimate is not below a known finish, or if its sends are too many.
+
+    Each of eight parts exchanges a message between any two of eight ranks of a node.
+    """
     problem = make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     problem = replace(problem, chunks_open=True)
     times = times_of(to_mix(problem)[0])
     first_us = times.ticks(greedy_mix(times)) / times.problem.costs.ticks_per_us
     assert first_us < Estimated.mixed(problem).us
     assert mixed_schedule(problem, Deadline.after(0), below_us=first_us) is None
+    assert mixed_schedule(problem, Deadline.after(0), fits=lambda *_: False) is None
+    part = PlanPart((), (Digit(False, 8, 1),))
+    assert times.num_messages(StepPlan((part,) * 8, MIXED, (1,) * 8)) == 8 * 16 * 7
     assert Estimated.of(problem, most_us=Estimated.of(problem).us * 0.99) is None
 
 

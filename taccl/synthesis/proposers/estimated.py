@@ -8,9 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
+from taccl._internal.units import format_count
 from taccl.baselines.chunking import cut_chunks, may_merge, merging
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_mixes import PAYS, mixed_transfers, to_mix
+from taccl.baselines.multiplying_plans import StepPlan
+from taccl.baselines.multiplying_times import StepTimes
 from taccl.baselines.table import num_arrivals
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
@@ -47,12 +50,13 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_MIXES_TIMES`: time to estimate the first mixed plan, as a multiple of the time to estimate all plans.
 #: `_SEARCH_S`: CPU seconds in which annealing gains most; with less, forms without merging come first.
 #: `_FIRST_RUN_S`: CPU seconds to load annealing and for its first run, which is short, but gains 1 to 5 %.
-#: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
+#: `_MIXES_S_PER_TRANSFER`, `_MIXES_S_PER_MESSAGE`: CPU seconds to build and verify a mixed plan.
 #: `_MIXES_SHARE`, `_BATCHES_SHARE`: max shares of the time left for mixed plans, and for batches of chunks.
 #: `_LATE_MIXES_S`, `_LATE_MIXES_SHARE`: if baselines may be late, CPU seconds or share of the time left for
 #: mixed plans, whichever is more; other baselines have the rest.
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
 _MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.3
+_MIXES_S_PER_MESSAGE = 1.5e-6
 #: `_BUILD_TIMES`: time reserved to build and verify one, as a multiple of its estimate.
 _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE, _BUILD_TIMES = 0.8e-6, 0.6, 0.6, 1.25
 _BATCHES_SHARE, _LATE_MIXES_S, _LATE_MIXES_SHARE = 0.6, 1.0, 0.75
@@ -220,8 +224,9 @@ class _Forms:
         finer = cut_chunks(self.problem, parts) if parts > 1 else self.problem
         likely = self.merged[-1].plan if self.merged else None
         most_us = math.inf if self.mixed is None else self.mixed.us
+        soon = Deadline.after(_BATCHES_SHARE * self.left_s(self.until))
         with (self.at_least(self.until) if self.merged else self.late).enforced():
-            return Estimated.of(merging(finer), likely, simple=simple, most_us=most_us)
+            return Estimated.of(merging(finer), likely, simple=simple, most_us=most_us, until=soon)
 
     def _estimate_mixed(self) -> None:
         """Estimate the mixed plan of equal parts, if time suffices to build it, too."""
@@ -273,8 +278,9 @@ class _Forms:
             return
         build_s, most = _mix_s(fit[0]), mixed_transfers(fit[0])
         # The search often takes all its time. If the machine is busy, building takes longer than estimated.
-        with latest.sooner(max(ends_at.left_s + build_s, self.deadline.left_s)).enforced():
-            self._keep_mix(ends_at.later(-_BUILD_TIMES * build_s), most)
+        limit = latest.sooner(max(ends_at.left_s + build_s, self.deadline.left_s))
+        with limit.enforced():
+            self._keep_mix(ends_at.later(-_BUILD_TIMES * build_s), most, limit)
 
     def _insert_parts(self) -> None:
         """Build a mixed plan without annealing, in as fine chunks as there is time for."""
@@ -284,22 +290,32 @@ class _Forms:
         least = mixed_transfers(built.times.problem)
         fit = [each for each in self.to_mix if mixed_transfers(each) >= least and _mix_s(each) <= left_s]
         if fit:
-            with self.at_least(self.deadline).enforced():
-                self._keep_mix(self.deadline.sooner(0.0), mixed_transfers(fit[0]))
+            limit = self.at_least(self.deadline)
+            with limit.enforced():
+                self._keep_mix(self.deadline.sooner(0.0), mixed_transfers(fit[0]), limit)
 
     def _may_gain_by_annealing(self, problem: Problem) -> bool:
         """True if the problem's chunks are at least as fine as in the mixed plan."""
         mixed = self.mixed
         return mixed is None or problem.collective.num_chunks >= mixed.times.problem.collective.num_chunks
 
-    def _keep_mix(self, until: Deadline, most_transfers: int) -> None:
-        """Keep a mixed plan if it is earlier; annealing ends at `until`."""
+    def _keep_mix(self, until: Deadline, most_transfers: int, limit: Deadline) -> None:
+        """Keep a mixed plan if it is earlier; annealing ends at `until`, and it is built before `limit`."""
+
+        def fits(times: StepTimes, plan: StepPlan) -> bool:
+            messages_s = busy_factor() * _MIXES_S_PER_MESSAGE * times.num_messages(plan)
+            is_fit = _mix_s(times.problem) + messages_s <= limit.left_s
+            if not is_fit:
+                self.skipped.append(f"a mixed plan of {format_count(times.num_messages(plan), 'message')}")
+            return is_fit
+
         found = mixed_schedule(
             self.problem,
             until,
-            below_us=self.finish_us,
+            below_us=self.finish_us if self.mixed is None else min(self.finish_us, self.mixed.us),
             most_transfers=most_transfers,
             patient=True,
+            fits=fits,
             keep=self._keep,
         )
         if found is not None:
