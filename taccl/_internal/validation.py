@@ -6,6 +6,7 @@ The module also defines field types that models of files share.
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -39,6 +40,13 @@ class Table(BaseModel):
     """Base class for models of a table in a file; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Fields that differ from their defaults."""
+        known = type(self).model_fields
+        for name, value in super().__repr_args__():
+            if name not in known or value != known[name].get_default(call_default_factory=True):
+                yield name, value
 
 
 def validated(

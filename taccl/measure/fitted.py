@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taccl._internal.arguments import Bytes, Count, checked
+from taccl._internal.names import note_lines, shown, table
+from taccl._internal.units import format_count, format_size
 from taccl.errors import InputError
 from taccl.measure.curve import irregularity, noise
 from taccl.measure.library_costs import Costs
@@ -121,6 +123,44 @@ class Fit:
     nvls_share: float = 0.0
     figures: Machine | None = None
     links_shares: Mapping[int, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        values, left = self.to_dict(), self.left_out_median_error
+        errors = [
+            ("median error", f"{self.median_error:.1%}"),
+            ("90th percentile", f"{values['p90_error']:.1%}"),
+            ("largest", f"{values['max_error']:.1%}"),
+            (
+                "median error at held-out sizes",
+                "too few sizes, or no time" if left is None else f"{left:.1%}",
+            ),
+            *([("noise, by both places", _noise(self.noise, self.median_error))] if self.noise else []),
+        ]
+        titles = ", ".join(
+            f"{each.series.title} ({format_count(len(each.series.size_bytes), 'size')})"
+            for each in self.series
+        )
+        parameters = [
+            (p.name, f"{p.value:.4g}", f"{p.low:.4g} to {p.high:.4g}", p.unit, p.source)
+            for p in self.parameters
+        ]
+        head = ("parameter", "value", "90 %", "unit", "source")
+        lines = [f"{self.machine}: {titles}", table(errors, indent="  "), ""]
+        lines.append(table([head, *parameters], indent="  "))
+        lines += ["", *(f"  missing: {each}" for each in self.missing)] if self.missing else []
+        for each in self.series:
+            sizes, measured = each.series.size_bytes, each.series.times_us
+            rows = [
+                (format_size(size), f"{time_us:.1f}", f"{predicted:.1f}", f"{predicted / time_us - 1:+.1%}")
+                for size, time_us, predicted in zip(sizes, measured, each.predicted_us, strict=True)
+            ]
+            lines += ["", each.series.title]
+            lines.append(table([("size", "measured us", "predicted us", "off"), *rows], indent="  "))
+            if each.factors:
+                lines.append(f"  {_correction(each.factors)}")
+        if self.rows_left_out:
+            lines += ["", *(f"  left out: {shown(row)}" for row in self.rows_left_out)]
+        return "\n".join(lines + note_lines(self.notes))
 
     @property
     def median_error(self) -> float:
@@ -256,6 +296,17 @@ class Fit:
             "rows_left_out": list(self.rows_left_out),
             "notes": list(self.notes),
         }  # fmt: skip
+
+
+def _correction(factors: tuple[float, ...]) -> str:
+    return (
+        f"includes a correction by size ({min(factors):.2f} to {max(factors):.2f}), which predicts held-out "
+        "sizes better; beyond the measured sizes, it stays at its first or last value"
+    )
+
+
+def _noise(noise: float, error: float) -> str:
+    return f"{noise:.1%}" + "; the median error is within it" * (error <= noise)
 
 
 def senders(series: Series) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.arguments import Bytes, Count, Number, checked, known_name
-from taccl._internal.units import exact
+from taccl._internal.units import exact, format_us
 from taccl.errors import InputError
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import ASSUMED_VERSION, PAIR_RATES, Costs
@@ -65,6 +65,12 @@ class Prediction:
     protocol: str
     launch_us: float
     source: str = ""
+
+    def __repr__(self) -> str:
+        launch = f", of it launch {format_us(self.launch_us)}" if self.launch_us else ""
+        how = ", ".join(filter(None, (self.algorithm, self.protocol)))
+        origin = f"; {self.source}" if self.source else ""
+        return f"Prediction({format_us(self.time_us)}{launch}: {how}{origin})"
 
 
 @checked

@@ -77,6 +77,9 @@ class Judgement:
         """True if the new order is used by default: gain confirmed, or not judged and clusters are clear."""
         return self.verdict == "confirmed" or (self.verdict == "not judged" and self.has_clusters)
 
+    def __repr__(self) -> str:
+        return f"Judgement({self})"
+
     def __str__(self) -> str:
         if not self.gains:
             doubt = ", and no clusters of hosts are clearly apart: the gain may be noise"

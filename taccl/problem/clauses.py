@@ -326,6 +326,9 @@ class Clauses:
         is_new=True,
     )  # fmt: skip
 
+    def __repr__(self) -> str:
+        return f"Clauses({self.name!r}: {', '.join(each.field for each in self.said()) or 'none'})"
+
     @property
     def path_limit(self) -> int | None:
         """Max links that a chunk, or a contribution to its sum, may pass; None for no limit."""

@@ -43,6 +43,10 @@ class Costs:
     hold_beta: Ints
     chunk_units: Ints
 
+    def __repr__(self) -> str:
+        numbers = f"{len(self.link_alpha)} links, {len(self.chunk_units)} chunks"
+        return f"Costs({numbers}, {self.ticks_per_us} ticks per us)"
+
     def duration(self, link: int, units: int) -> int:
         """Duration in ticks of a send of `units` over `link`."""
         return int(self.link_alpha[link]) + units * int(self.link_beta[link])

@@ -239,6 +239,9 @@ class Operation:
         )  # fmt: skip
         return self
 
+    def __repr__(self) -> str:
+        return f"Operation({self})"
+
     def __str__(self) -> str:
         options = {name.lower(): getattr(self, name.lower()) for name in _OPTIONS.get(self.kind, ())}
         options = {name: one for name, one in options.items() if one is not None and one is not False}

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+import taccl
 from taccl import collectives
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk, Derivation
@@ -183,3 +184,14 @@ def test_notes_do_not_distinguish_problems():
 def test_repr_names_collective_topology_size_and_sketch():
     """The repr of a problem is one line with collective, topology, size and sketch."""
     assert repr(rich()) == "Problem(allgather on two nodes, 10B, sketch 'rich')"
+
+
+def test_repr_of_a_sketch_and_its_clauses_show_what_is_set():
+    """The reprs of a sketch, its clauses and costs are short: fields at their defaults and arrays are left out."""
+    sketch = taccl.load_sketch("ndv2/sk1")
+    topology = sketch.topology()
+    problem = sketch.apply(topology, taccl.collectives.allgather(topology.num_ranks))
+    assert repr(sketch.symmetry) == "(Symmetry(offset=8, group=16),)"
+    assert "routing" not in repr(sketch)
+    assert repr(problem.clauses).startswith("Clauses('ndv2-sk1': links_allowed, ")
+    assert repr(problem.costs) == "Costs(192 links, 16 chunks, 10 ticks per us)"

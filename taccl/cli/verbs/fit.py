@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 
 import taccl
-from taccl._internal.names import note_lines, shown, table
-from taccl._internal.units import format_count
 from taccl.cli.inputs import check_path, is_file, topology_from_word
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, add_subset, option
 from taccl.cli.output import (
@@ -55,7 +53,7 @@ def run(options: argparse.Namespace) -> Answer:
                 options.logs, on, ranks=options.ranks, without_ranks=options.without_rank, **given
             )
     complaint = "" if options.accept else found.complaint
-    answer = Answer(_text(found), found.to_dict(), complaint)
+    answer = Answer(repr(found), found.to_dict(), complaint)
     if complaint:
         return answer
     if options.plot is not None:
@@ -71,51 +69,6 @@ def run(options: argparse.Namespace) -> Answer:
             return with_error(answer, error)
         answer = with_content(answer, options.output, profile, options)
     return answer
-
-
-def _text(found: taccl.Fit) -> str:
-    values, left = found.to_dict(), found.left_out_median_error
-    errors = [
-        ("median error", f"{found.median_error:.1%}"),
-        ("90th percentile", f"{values['p90_error']:.1%}"),
-        ("largest", f"{values['max_error']:.1%}"),
-        ("median error at held-out sizes", "too few sizes, or no time" if left is None else f"{left:.1%}"),
-        *([("noise, by both places", _noise(found.noise, found.median_error))] if found.noise else []),
-    ]
-    titles = ", ".join(
-        f"{each.series.title} ({format_count(len(each.series.size_bytes), 'size')})" for each in found.series
-    )
-    parameters = [
-        (p.name, f"{p.value:.4g}", f"{p.low:.4g} to {p.high:.4g}", p.unit, p.source) for p in found.parameters
-    ]
-    head = ("parameter", "value", "90 %", "unit", "source")
-    lines = [f"{found.machine}: {titles}", table(errors, indent="  "), ""]
-    lines.append(table([head, *parameters], indent="  "))
-    lines += ["", *(f"  missing: {each}" for each in found.missing)] if found.missing else []
-    for each in found.series:
-        sizes, measured = each.series.size_bytes, each.series.times_us
-        rows = [
-            (str(size), f"{time_us:.1f}", f"{predicted:.1f}", f"{predicted / time_us - 1:+.1%}")
-            for size, time_us, predicted in zip(sizes, measured, each.predicted_us, strict=True)
-        ]
-        lines += ["", each.series.title]
-        lines.append(table([("bytes", "measured us", "predicted us", "off"), *rows], indent="  "))
-        if each.factors:
-            lines.append(f"  {_correction(each.factors)}")
-    if found.rows_left_out:
-        lines += ["", *(f"  left out: {shown(row)}" for row in found.rows_left_out)]
-    return "\n".join(lines + note_lines(found.notes))
-
-
-def _correction(factors: tuple[float, ...]) -> str:
-    return (
-        f"includes a correction by size ({min(factors):.2f} to {max(factors):.2f}), which predicts held-out "
-        "sizes better; beyond the measured sizes, it stays at its first or last value"
-    )
-
-
-def _noise(noise: float, error: float) -> str:
-    return f"{noise:.1%}" + "; the median error is within it" * (error <= noise)
 
 
 def add_diagnose(verb: argparse.ArgumentParser) -> None:
