@@ -170,7 +170,8 @@ class _Reader:
         if row is None:
             self._read_text(line)
             if is_broken(line) or is_last and self._run.rows and is_cut(line):
-                said = "found a row without all figures; write it on one line"
+                advice = "save the log whole" if is_last else "write it on one line"
+                said = f"found a row without all figures; {advice}"
                 if num_begun(line) > 1:
                     said = "found several rows on one line; write each on a line, or give each log as a file"
                 self._left_out.append(f"line {number}: {said}")

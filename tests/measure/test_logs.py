@@ -823,7 +823,7 @@ def test_a_last_row_that_is_cut_off_is_named(read, kept):
     begin = lines[at].index(str(2**20))
     found = read("\n".join([*lines[:at], lines[at][: begin + kept]]))
     assert found.series[0].size_bytes == (8, 1024)
-    assert found.left_out == (f"line {at + 1}: found a row without all figures; write it on one line",)
+    assert found.left_out == (f"line {at + 1}: found a row without all figures; save the log whole",)
 
 
 @pytest.mark.parametrize(
