@@ -298,7 +298,8 @@ def _text(found: taccl.Placement, hosts: list[str], start: list[str], notes: lis
             for number, slot in enumerate(slots if len(slots) > 1 else ()):
                 names[slot] = f"{host}:{number}"  # a number tells apart several slots of one host
     order = " ".join(names[slot] for slot in found.order)
-    lines = [found.title, table(found.times, indent="  "), f"  {found.why}"]
+    lines = [found.title, table(found.times, indent="  "), ""]
+    lines += [f"  {each}" for each in found.why.split("; ")]
     lines += [f"  note: {note}" for note in notes]
     lines += [f"  start by: {each}" for each in start]
     return "\n".join([*lines, "", f"hosts of ranks 0 to {len(found.order) - 1}: {order}"])
