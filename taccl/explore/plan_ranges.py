@@ -13,7 +13,15 @@ from typing import Any
 from taccl._internal.arguments import Seconds, Size, checked
 from taccl._internal.deadline import NEVER, Deadline
 from taccl._internal.names import table
-from taccl._internal.units import format_count, format_gap, format_size, format_us, gb_per_s, parse_size
+from taccl._internal.units import (
+    format_count,
+    format_gap,
+    format_limit,
+    format_size,
+    format_us,
+    gb_per_s,
+    parse_size,
+)
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.errors import InputError
 from taccl.program.program import Program
@@ -211,7 +219,7 @@ class Plan:
             ends = (format_us(each.predicted_us(finish)) for finish in (each.finish_min, each.finish_max))
             predicted = (each.protocol, " to ".join(ends)) if launches else ()
             rows.append(
-                (f"{each.min_bytes} B", f"{each.max_bytes} B", *predicted,
+                (format_limit(each.min_bytes), format_limit(each.max_bytes), *predicted,
                  f"{format_us(each.finish_min)} to {format_us(each.finish_max)}",
                  " to ".join(dict.fromkeys(format_gap(gap, num_decimals=1) for gap in gaps)),
                  f"{rate:.4g}" if (rate := gb_per_s(each.max_bytes, each.finish_max)) else "-", each.source)
