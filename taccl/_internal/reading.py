@@ -39,6 +39,8 @@ _FEW_ENTRIES = 4
 _SEPARATOR_LINE = re.compile(r"\A[sS][eE][pP]=[,;|\t][ \t]*\r?(?=\n|\Z)")
 #: Header of a table, or a key with its value; a text without either is probably not TOML.
 _LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)", re.MULTILINE)
+#: Line of a key whose value has letters outside quotes, brackets and the words of TOML.
+_UNQUOTED = re.compile(r"^\s*[\w.\"'-]+\s*=\s*(?!(?:true|false)\b)[^\"'\[{#\n]*[A-Za-z]")
 #: Key of many parts, for which `tomllib` needs time quadratic in their number.
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
@@ -178,8 +180,10 @@ def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
                 raise FormatError(f"{said} lists", where=source) from None
             end = f"at line {text.count(chr(10)) + 1}, the end of the text"
             reason = str(error).replace("at end of document", end)
-            said = f"found text that is not TOML: {reason}; correct that line"
-            raise FormatError(said, where=source) from None
+            at = re.search(r"at line (\d+)", reason)
+            line = text.splitlines()[int(at[1]) - 1 :][:1] if at else []
+            advice = "put quotes around text" if line and _UNQUOTED.match(line[0]) else "correct that line"
+            raise FormatError(f"found text that is not TOML: {reason}; {advice}", where=source) from None
 
     tables: dict[str, Any] = _parsed(plain, source)
     return tables

@@ -129,10 +129,18 @@ def test_large_file(tmp_path):
         read_text(path)
 
 
-@pytest.mark.parametrize("text", ["schema = 1\nname = ]", "schema = 1\nname ="])
-def test_toml_error_has_line(text):
-    """A TOML error is reported with file and line."""
-    with pytest.raises(FormatError, match=r"a\.toml: found text that is not TOML.*line 2"):
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("schema = 1\nname = ]", "correct that line"),
+        ("schema = 1\nname =", "correct that line"),
+        ("schema = 1\nsize = 1MB", "put quotes around text"),
+        ("schema = 1\nmachine = ndv2  # a", "put quotes around text"),
+    ],
+)
+def test_toml_error_has_line(text, advice):
+    """A TOML error is reported with file, line and advice."""
+    with pytest.raises(FormatError, match=rf"a\.toml: found text that is not TOML.*line 2.*; {advice}$"):
         parse_toml(text, source="a.toml")
 
 
