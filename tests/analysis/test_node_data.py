@@ -11,6 +11,9 @@ import taccl
 from taccl import collectives
 from taccl.analysis.certificates.throughput import node_data_bounds
 from taccl.analysis.certificates.transformed import into_node, merging_freely
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.in_network import InNetwork
+from taccl.topology.parts import LinkCost, add_aggregation
 from tests.analysis.claims import both_chunkings, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_exchange_time import cluster
 from tests.analysis.test_node_sums import machine
@@ -68,6 +71,19 @@ def test_chunks_may_cross_to_other_nodes_that_want_them():
     problem = merging_freely(problem_of(topology, collective, direct_crossing=True))
     bound = taccl.lower_bound(problem, divisible=True)
     assert bound.bound <= brief_synthesis(problem).schedule.finish == 2 and bound.check()
+
+
+def test_switches_alone_may_bring_the_data():
+    """Over the links of a reducing switch alone, of 1 + 2 us, a chunk enters the second node after 3 us."""
+    builder = TopologyBuilder("switch", [0, 0, 1])
+    ports = [{r: builder.add_resource(f"{way} {r}") for r in range(3)} for way in ("out", "in")]
+    add_aggregation(builder, *ports, LinkCost(Fraction(1), Fraction(2)), reduces=InNetwork(), name="switch")
+    builder.add_switch("switch", range(3), range(len(builder.links)), reduces=InNetwork())
+    collective = custom(3, [([0, 2], [1]), ([1], [2])])
+    problem = taccl.make_problem(builder.build(), collective, chunk_bytes=MB)
+    bound = taccl.lower_bound(problem, divisible=True, in_network="only")
+    assert (bound.bound, bound.witness.kind) == (3, "data into a node")
+    assert bound.check() and not raised(bound).check()
 
 
 @pytest.mark.parametrize("own", [MB + 1, 3 * MB, 7 * MB])

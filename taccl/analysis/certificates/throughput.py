@@ -169,7 +169,7 @@ class NodeData(Witness):
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
         part = into_node(facts.problem, self.node)
-        if part is None or facts.in_network or facts.only_switches_add:
+        if part is None or facts.in_network:
             return False
         ticks /= ticks_of_part(part, facts.problem)
         return self.inner.holds(Facts(part, divisible=facts.divisible, in_network=False), ticks)
