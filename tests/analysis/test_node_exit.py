@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from fractions import Fraction
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -67,9 +68,13 @@ class OneUnit:
     its hold, and one between nodes `far` longer.
     """
 
-    def __init__(self, rng, nodes, size):
+    def __init__(self, rng, nodes, size, *, shorter=None):
         self.nodes, self.size, self.wait, self.far = nodes, size, rng.choice((1, 2, 3)), rng.choice((4, 5, 7))
-        self.window = rng.randint(1, self.far)
+        self.on_rails = rng.random() < 0.5
+        port, nic = Port(0, 1, self.wait), Port(0, 1, self.far)
+        reach = 1 if self.on_rails else size
+        known = node_exit._Nodes(nodes, size, port, 0, rng.random() < 0.7, nic, 0, 1, reach)
+        self.window = rng.randint(1 if shorter is None else known.longest - shorter, known.longest)
         self.end = 2 * (self.window + self.far) + 1 + rng.choice((0, 0, 3))
         priced = rng.randint(1, self.window + 1)
         each = node_exit._PRICE * FACTOR
@@ -79,9 +84,7 @@ class OneUnit:
                 for p in range(priced)
             ]
         )
-        port = Port(0, 1, self.wait)
-        known = node_exit._Nodes(nodes, size, port, 0, rng.random() < 0.7, Port(0, 1, self.far), 0, 1)
-        self.worth = node_exit._gains(known, self.wait, self.window, self.costs)
+        self.worth = node_exit._gains(known, (self.wait, self.far), self.window, self.costs)
         self.whole = size * each
         self.takes_turns = known.takes_turns
 
@@ -117,10 +120,9 @@ class OneUnit:
 
     def at_random(self, rng, times):
         """Random sends, of which none can be left out, that bring all contributions to all ranks; or None."""
-        ranks, sends, ports = range(self.nodes * self.size), [], set()
+        sends, ports = [], set()
         for _ in range(rng.choice((60, 120, 250))):
-            src, dst = rng.sample(ranks, 2)
-            is_far = src // self.size != dst // self.size
+            src, dst, is_far = self.ends_at_random(rng)
             start = rng.choice(times)
             send = (src, dst, start, start + rng.choice((0, 0, 1, 2)))
             if self.ends(send) > self.end:
@@ -133,13 +135,54 @@ class OneUnit:
                     continue
                 ports |= cells
             sends.append(send)
-        if not self.completes(sends):
-            return None
-        order = sorted(sends, key=lambda send: -self.price(send) * rng.choice((1, 1, 2)))
-        for send in order:
+        return self.needed(sends, rng) if self.completes(sends) else None
+
+    def ends_at_random(self, rng):
+        """Source and destination of a random send, and whether it is one between nodes."""
+        ranks = range(self.nodes * self.size)
+        while True:
+            src, dst = rng.sample(ranks, 2)
+            is_far = src // self.size != dst // self.size
+            if not (is_far and self.on_rails and (src - dst) % self.size):
+                return src, dst, is_far
+
+    def needed(self, sends, rng):
+        """The sends without those that can be left out, the most expensive ones first."""
+        for send in sorted(sends, key=lambda send: -self.price(send) * rng.choice((1, 1, 2))):
             rest = [each for each in sends if each is not send]
             if self.completes(rest):
                 sends = rest
+        return sends
+
+    def exchanged_late(self, rng, rounds):
+        """Low price of sends that end late: one node adds up the sums of all, which were gathered before.
+
+        In each round some sends are replaced, if that does not raise the price.
+        """
+        size, end, hub = self.size, self.end, range(self.size)
+        before = end - self.window - self.far - self.wait - 1
+        others = [(rank, rank % size) for rank in range(size, self.nodes * size)]
+        sends = [
+            (size * node + a, size * node + b, before, before)
+            for node in range(self.nodes)
+            for a, b in permutations(hub, 2)
+        ]
+        first, last = end - 2 * self.far - rng.choice((0, 0, self.wait)), end - self.far
+        entries = hub if self.on_rails else [0]
+        sends += [(rank, place, first, first) for rank, place in others if place in entries]
+        sends += [(place if self.on_rails else 0, rank, last, last) for rank, place in others]
+        sends += [(0, rank, end - self.wait, end - self.wait) for rank in hub[1:]]
+        sends = self.needed(sends, rng) if self.completes(sends) else []
+        for _ in range(rounds if sends else 0):
+            more = []
+            for _ in range(rng.choice((1, 2, 3, 5))):
+                src, dst, is_far = self.ends_at_random(rng)
+                after = rng.choice((0, 0, self.far, self.wait, rng.randrange(self.window)))
+                start = max(0, end - (self.far if is_far else self.wait) - after)
+                more.append((src, dst, start, start))
+            changed = self.needed(sends + more, rng)
+            if sum(map(self.price, changed)) <= sum(map(self.price, sends)):
+                sends = changed
         return sends
 
 
@@ -164,6 +207,22 @@ def test_random_sends_of_a_unit_pay_its_price():
     assert min(paid) < 1.2
 
 
+@pytest.mark.fuzz
+def test_exchanges_at_the_end_pay_the_price():
+    """Sums that leave their nodes at the very end pay the whole price, too, even if a node forwards them."""
+    paid = []
+    for seed in cases("node exit, late exchanges", few=8, many=1500):
+        rng = random.Random(f"node exit, late {seed}")
+        nodes = rng.choice((2, 3, 3, 4))
+        unit = OneUnit(rng, nodes, rng.choice((2, 3)) if nodes < 4 else 3, shorter=3)
+        sends = unit.exchanged_late(rng, 40 if MANY else 6)
+        if sends:
+            paid.append(sum(map(unit.price, sends)) / (2 * (nodes - 1) * unit.whole))
+            assert paid[-1] >= 1, seed
+    assert len(paid) >= some(3, 700)
+    assert min(paid) < (1.05 if MANY else 2)
+
+
 @pytest.mark.slow
 def test_links_of_their_own_count_as_ports_do():
     """16 MB on eight MI300X, whose ranks have a link to each other rank of the node, take 96.26 us.
@@ -172,7 +231,7 @@ def test_links_of_their_own_count_as_ports_do():
     """
     (bound,) = certificates(allreduce(taccl.topologies.mi300x(8), 16 * MB))
     assert bound.check() and not raised(bound).check()
-    assert 92 < bound.bound_us < 96.26 < 1.05 * bound.bound_us
+    assert 92.6 < bound.bound_us < 96.26 < 1.04 * bound.bound_us
 
 
 def test_the_certificate_proves_no_more(monkeypatch):

@@ -10,7 +10,6 @@ See docs/formulation.md, "Exchange time".
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -156,10 +155,8 @@ def _nodes_of(facts: Facts) -> _Nodes | None:
     port, nic = port_of(facts, inside), port_of(facts, between)
     if port is None or nic is None:
         return None
-    node, nics = facts.topology.node_of_rank, len({facts.src[e] for e in between})
-    there = Counter((facts.src[e], node[facts.dst[e]]) for e in between)
-    here = Counter((facts.dst[e], node[facts.src[e]]) for e in between)
-    return _Nodes(number, size, port, nic, nics, facts.shared_units, max(*there.values(), *here.values()))
+    nics = len({facts.src[e] for e in between})
+    return _Nodes(number, size, port, nic, nics, facts.shared_units, facts.reach(between))
 
 
 class _Grid(NamedTuple):

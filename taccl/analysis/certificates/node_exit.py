@@ -39,8 +39,9 @@ _MOST_IN_NODE, _MOST_CELLS = 16, 800
 #: Price of a contribution. The price of a send with those of a whole node is a multiple of it.
 _PRICE = 50_000
 #: `_CELLS`: number of cells in the idle time of a send inside a node, on grids from coarse to fine.
+#: `_COARSE`: max number with a search for prices; finer grids keep the shape that is found.
 #: `_LEAST_CELLS`: min cells of a window in which prices are searched.
-_CELLS, _LEAST_CELLS = (17, 34, 68), 6
+_CELLS, _COARSE, _LEAST_CELLS = (17, 34, 68, 136), 34, 6
 #: Prices of sends inside nodes fall from the start of a window to a low level, and end there.
 #: `_HEIGHTS`: price at the start, as a multiple of the price of a contribution.
 #: `_FALLS`: time of the fall, as a share of the time in which sends can precede one between nodes in the
@@ -100,7 +101,7 @@ def node_exit_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     shape, best = _FIRST, Fraction(0)
     for cells in _CELLS:
         search = _Search(facts, nodes, cells, max(Fraction(demand.known), best))
-        for shape in search.improved(shape):
+        for shape in search.improved(shape, moves=cells <= _COARSE):
             demand.deadline.check()
         if search.best is not None and search.ticks > best:
             best = search.ticks
@@ -117,6 +118,7 @@ class _Nodes(NamedTuple):
     - `nic`: Costs of sends between nodes.
     - `nics`: Number of ranks that send to other nodes.
     - `units`: Units of the sums to which all ranks contribute, and which all ranks want.
+    - `reach`: Max number of ranks of another node to which a rank has links, or from which it has links.
     """
 
     number: int
@@ -127,6 +129,7 @@ class _Nodes(NamedTuple):
     nic: Port
     nics: int
     units: int
+    reach: int
 
     @property
     def least(self) -> Fraction:
@@ -134,9 +137,19 @@ class _Nodes(NamedTuple):
         return Fraction(2 * (self.number - 1) * self.units * self.nic.beta, self.nics) + self.nic.idle
 
     @property
+    def longest(self) -> int:
+        """Max ticks of a window; on rails, one send between nodes may follow another in it."""
+        return self.nic.idle + self.port.idle * (self.reach == 1 or self.number == 2)
+
+    @property
+    def few_onwards(self) -> int:
+        """Number of sends that pay a whole price together, if one between nodes follows each (step 6)."""
+        return 1 + self.size * (self.number - 1) // (2 * self.number)
+
+    @property
     def most(self) -> Fraction:
         """Ticks that no witness exceeds: in the longest windows, each send carries one contribution."""
-        return self.least + 2 * self.nic.idle * Fraction(self.size - 1, self.size)
+        return self.least + 2 * self.longest * Fraction(self.size - 1, self.size)
 
 
 def _nodes_of(facts: Facts) -> _Nodes | None:
@@ -152,7 +165,7 @@ def _nodes_of(facts: Facts) -> _Nodes | None:
     if nic is None or port is None:
         return None
     nics = len({facts.src[e] for e in between})
-    return _Nodes(number, size, port, lanes, takes_turns, nic, nics, facts.shared_units)
+    return _Nodes(number, size, port, lanes, takes_turns, nic, nics, facts.shared_units, facts.reach(between))
 
 
 def _link_of(facts: Facts, links: Sequence[int]) -> Port | None:
@@ -173,7 +186,7 @@ def _link_of(facts: Facts, links: Sequence[int]) -> Port | None:
 def _least_ticks(facts: Facts, witness: NodeExit) -> Fraction:
     """Bound in ticks that the witness proves; 0 if it proves nothing."""
     nodes, none = _nodes_of(facts), Fraction(0)
-    if nodes is None or not 0 < witness.window <= nodes.nic.idle:
+    if nodes is None or not 0 < witness.window <= nodes.longest:
         return none
     cells = len(witness.nic_prices) - 1
     cell = Fraction(witness.window) / cells
@@ -211,25 +224,28 @@ def _worth(
     - `prices`, `factors`: Those of ports. Holds that end with the last cell or later are free.
     """
     costs = costs_of(prices, factors, math.floor(nodes.port.alpha / cell))[:-1, :-1]
-    return _gains(nodes, math.floor(nodes.port.idle / cell), cells, costs)
+    shifts = math.floor(nodes.port.idle / cell), math.floor(nodes.nic.idle / cell)
+    return _gains(nodes, shifts, cells, costs)
 
 
-def _gains(nodes: _Nodes, shift: int, cells: int, costs: NDArray[np.int64]) -> NDArray[np.int64]:
+def _gains(nodes: _Nodes, shifts: tuple[int, int], cells: int, costs: NDArray[np.int64]) -> NDArray[np.int64]:
     """Price of each contribution that a send between nodes can carry, less the costs of bringing them.
 
-    - `shift`: Min cells from the end of a hold inside a node to the start of a send that follows.
+    - `shifts`: Min cells from the end of a hold to the start of a send between nodes that follows, for holds
+      inside nodes and for those between nodes.
     - `costs`: Costs of holds inside nodes, by the cells at whose starts they begin and end.
     """
-    each, size = _PRICE * FACTOR, nodes.size
+    each, size, (shift, far) = _PRICE * FACTOR, nodes.size, shifts
     if nodes.takes_turns:
         gains = trees_of(size, shift, costs, each).best
     else:
         cheapest = np.minimum.accumulate(costs.min(axis=0))
         gains = np.concatenate(((size - 1) * np.maximum(0, each - cheapest), [(size - 1) * each, 0]))
-    # A send that starts after others in its node has at least the price that the proof needs.
-    start = np.arange(cells + 1) - shift
-    lowest = np.where(start >= 0, -(-size * each // nodes.number), each)
-    found: NDArray[np.int64] = np.maximum(lowest, each + gains[np.clip(start, -1, len(costs))])
+    # A send that starts after others has at least the price that the proof needs.
+    start = np.arange(cells + 1)
+    lowest = np.where(start >= min(shifts), -(-size * each // nodes.number), each)
+    lowest[far:] = np.maximum(lowest[far:], -(-size * each // nodes.few_onwards))
+    found: NDArray[np.int64] = np.maximum(lowest, each + gains[np.clip(start - shift, -1, len(costs))])
     return found
 
 
@@ -243,18 +259,21 @@ class _Search:
         self.facts, self.nodes = facts, nodes
         self.cell = Fraction(nodes.port.idle, cells)
         # The bound must exceed twice the window and the idle time of a send between nodes.
-        longest = min(Fraction(nodes.nic.idle), max(known, nodes.least) / 2 - nodes.nic.idle)
+        longest = min(Fraction(nodes.longest), max(known, nodes.least) / 2 - nodes.nic.idle)
         self.cells = min(math.floor(longest / self.cell), _MOST_CELLS - 1)
         self.priced = self.cells - cells  # later holds are free, as no send within the window follows them
         self.best: NodeExit | None = None
         self.ticks = Fraction(0)
         self._found: dict[tuple[int, int], float] = {}
 
-    def improved(self, shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
-        """Move from a shape, as indices of height and fall, to better neighbours; yield each shape."""
+    def improved(self, shape: tuple[int, int], *, moves: bool) -> Iterator[tuple[int, int]]:
+        """Move from a shape, as indices of height and fall, to better neighbours; yield each shape.
+
+        - `moves`: False to evaluate the given shape only.
+        """
         while self.priced >= _LEAST_CELLS:
             one, two = shape
-            near = [(one - 1, two), (one + 1, two), (one, two - 1), (one, two + 1)]
+            near = [(one - 1, two), (one + 1, two), (one, two - 1), (one, two + 1)] if moves else []
             inside = [(k, m) for k, m in near if 0 <= k < len(_HEIGHTS) and 0 <= m < len(_FALLS)]
             best = max([shape, *inside], key=self._proven)
             yield best
@@ -263,7 +282,7 @@ class _Search:
             shape = best
 
     def _proven(self, shape: tuple[int, int]) -> float:
-        """Bound in ticks by prices with a given height and fall; `best` keeps the best witness."""
+        """Ticks by prices with a given height and fall; `best` keeps the best proven witness."""
         if shape not in self._found:
             nodes, height, (share, bend) = self.nodes, _HEIGHTS[shape[0]], _FALLS[shape[1]]
             priced = max(2, round(share * self.priced))
@@ -278,8 +297,8 @@ class _Search:
             found = NodeExit(
                 self.cell * self.cells, tuple(ports.tolist()), factors, tuple(nics.tolist()), nic_factors
             )
-            ticks = _least_ticks(self.facts, found)
+            ticks = _ticks(nodes, self.cell, found.port_prices, found.nic_prices)
             self._found[shape] = float(ticks)
-            if ticks > self.ticks:
+            if ticks > self.ticks and ticks == _least_ticks(self.facts, found):
                 self.best, self.ticks = found, ticks
         return self._found[shape]

@@ -195,6 +195,16 @@ class Facts:
         size, *others = {*sizes.values()}
         return None if others or len(sizes) < 2 else (len(sizes), size)
 
+    def reach(self, between: Sequence[int]) -> int:
+        """Max number of ranks of another node to which a rank has links, or from which it has links.
+
+        - `between`: Usable links between nodes.
+        """
+        node = self.topology.node_of_rank
+        there = Counter((self.src[e], node[self.dst[e]]) for e in between)
+        here = Counter((self.dst[e], node[self.src[e]]) for e in between)
+        return max(*there.values(), *here.values())
+
     def links_by_place(self) -> tuple[list[int], list[int]]:
         """Usable links inside nodes, and those between nodes."""
         between = {*self.topology.internode_links}
