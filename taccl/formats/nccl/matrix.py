@@ -354,7 +354,7 @@ def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
     lines = [line.strip() for line in lines]
     if others and prefix and not lines[others[0]].startswith(prefix):
         # A launcher may mix the lines of several hosts: keep the lines of the host of the first header.
-        own = [line.removeprefix(prefix) if line.startswith(prefix) else "" for line in lines]
+        own = [line.removeprefix(prefix).strip() if line.startswith(prefix) else "" for line in lines]
         gpus = re.findall(r"\bGPU\d+", next(filter(None, own)))
         if set(gpus) <= {line.split()[0] for line in own if line.strip()}:
             return own
@@ -362,7 +362,7 @@ def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
     form = re.compile(re.sub(r"\d+", r"\\d+", re.escape(prefix)))
     begins = [(line, form.match(line)) for line in lines[: others[0] if others else None]]
     is_title = sum(match is not None for _, match in begins) == 1  # the header alone begins so
-    return [line[match.end() :] if match else line * is_title for line, match in begins]
+    return [line[match.end() :].strip() if match else line * is_title for line, match in begins]
 
 
 def _unglued(

@@ -636,10 +636,13 @@ def test_a_title_is_no_part_of_the_header(tmp_path, end):
     assert load_quietly(path).links == load_quietly(SQUARE).links
 
 
+@pytest.mark.parametrize("label", ["", "10:11:0{} "])
 @pytest.mark.parametrize("row", ["GPU1 SYS SYS", "NIC1 SYS SYS X", "NIC1 SYS"])
-def test_a_row_without_a_column_is_refused(tmp_path, row):
+def test_a_row_without_a_column_is_refused(tmp_path, row, label):
     """A header that lacks a column would lose a GPU, or some cells of a NIC."""
     path = _write(tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", row, columns=["GPU0", "NIC0"])
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{label.format(number)}{line}\n" for number, line in enumerate(lines)))
     with pytest.raises(FormatError, match=f"line 4: found a row of {row[:4]}, which has no column"):
         load_nvidia_smi(path)
 
