@@ -11,7 +11,7 @@ from functools import lru_cache
 from taccl.measure.debug_lines import called, is_debug
 from taccl.measure.rows import HALF_DIGIT, HALF_TIME, MS, US, Row, is_broken, is_cut, nccl_row, num_begun
 from taccl.measure.series import POINT_TO_POINT
-from taccl.measure.tables import Columns, columns_of, names_unit
+from taccl.measure.tables import Columns, columns_of, label_of, names_unit
 
 #: {collective: pattern of its names in logs}.
 #: SURE stands for the text that must follow a common word such as "reduce" to make it a name.
@@ -139,6 +139,7 @@ class _Reader:
         self._where, self._left_out, self._in_place = where, left_out, in_place
         self._run = LogRun(0)
         self._columns: Columns | None = None
+        self._label: re.Pattern[str] | None = None  # label before each line of the table
         self._widths: list[int] = []  # characters of each row of a table whose cells blanks separate
         self._names: list[str] = []
         self._devices, self._ends_list = _Devices(), True  # True if the next device begins a new list
@@ -159,7 +160,8 @@ class _Reader:
         row = row or nccl_row(line, here, in_place=self._in_place, unit_us=self._unit_us)
         if row is None and columns is not None:
             streams, unnamed = "rate" in columns.places, "" if names_unit(line) else columns.unnamed
-            row = columns.row(line, here)
+            label = self._label.match(line) if self._label else None
+            row = columns.row(line[label.end() :] if label else line, here)
             if row is not None and not columns.splits:
                 widths = set(self._widths)
                 if is_last and len(widths) == 1 < len(self._widths) and len(line) < min(widths):
@@ -200,6 +202,7 @@ class _Reader:
         self._is_osu = is_osu or self._is_osu and not begins
         if header is not None or begins or is_osu:
             self._columns, self._is_cpu, self._widths = header, bool(CPU_TIME.search(line)), []
+            self._label = label_of(line) if header is not None and not header.is_by_name else None
             self._unit_us = MS if TIMES_IN_MS.search(line) else US
             if self._run.rows:
                 self._run, self._ends_list = LogRun(0), True

@@ -34,15 +34,15 @@ _NUM_RANKS = re.compile(r"(?>.*?CCL INFO )(?>.*?\bcomm\b).*\bn[Rr]anks (\d{1,7})
 _TITLE = re.compile(r"^[# \t]*((?:OSU|OMB|RDMA_\w+|Send)\b.* Test\b.*)", re.MULTILINE)
 #: {note: pattern of lines that show that buffers were in host memory}.
 _HOST_MEMORY = {
-    "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
+    "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"#\s*OSU MPI [A-Z]"),
     "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
 }
 #: {note: pattern of headers of benchmarks of other libraries than NCCL and RCCL}.
 OTHER_LIBRARY = {
     "an MPI library ran the collective (OSU), not NCCL or RCCL; nccl-tests or rccl-tests measure these":
         re.compile(
-            r"^#\s*(?:OSU MPI-(?:CUDA|ROCM)|OMB-Py MPI|OMB Python MPI) (?!Latency|Bandwidth|Bi-)\S",
-            re.MULTILINE | re.IGNORECASE,
+            r"#\s*(?:OSU MPI-(?:CUDA|ROCM)|OMB-Py MPI|OMB Python MPI) (?!Latency|Bandwidth|Bi-)\S",
+            re.IGNORECASE,
         ),
 }  # fmt: skip
 #: {note: pattern of headers of runs whose operations are not launched one by one}.

@@ -174,6 +174,16 @@ def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
     return columns._replace(half=len(cells) - len(group) // 2 if group else 0)
 
 
+def label_of(header: str) -> re.Pattern[str] | None:
+    """Pattern of the label that a launcher or a logger puts before each line, from the header; None without.
+
+    Numbers in it, such as those of ranks and times, may differ from line to line.
+    """
+    found = _HEADER.search(header)
+    left = header[: found.start()].strip('# \t"|>') if found else ""
+    return re.compile(r"[ \t]*" + re.sub(r"\d+", r"\\d+", re.escape(left)) + r"[ \t]*") if left else None
+
+
 def names_unit(line: str) -> bool:
     """True if a number of the line has a unit of time or rate behind it."""
     return any(_UNIT.match(unit) for unit in _AFTER_NUMBER.findall(line))

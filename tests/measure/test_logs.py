@@ -771,6 +771,23 @@ def test_osu_counts_a_ranks_part(read, title, collective, counted):
     assert found.on(8, 1).size_bytes == (2**20 * (8 if counted else 1),)
 
 
+@pytest.mark.parametrize("label", [
+    "[1,0]<stdout>:", "[default0]:", "2026-03-04 10:11:{:02},9 - INFO - ", "{:4}\t", "{:02}.9Z stdout F ", "a-0 b ",
+])  # fmt: skip
+@pytest.mark.parametrize(("table", "times"), [
+    ("# OSU MPI-CUDA Allreduce Latency Test v7\n# Size  Avg Latency(us)\n4  15.5\n1048576  301.2\n", (15.5, 301.2)),
+    ("                RDMA_Write BW Test\n #bytes  #iterations  BW peak[MiB/sec]  BW average[MiB/sec]\n"
+     " 1048576  5000  11010.1  2000\n 2097152  5000  11010.1  2000\n", (500, 1000)),
+    ("all_reduce on 8 GPUs\nsize time(us) algbw(GB/s) busbw(GB/s)\n1M 40 26.21 45.87\n1G 9999 107.4 187.9\n", (40, 9999)),
+])  # fmt: skip
+def test_labels_before_tables_are_ignored(read, table, times, label):
+    """Labels of launchers and loggers before each line are no cells of a table, whatever its columns."""
+    log = read("".join(f"{label.format(i)}{line}\n" for i, line in enumerate(table.splitlines(), 5)))
+    (found,) = log.series
+    assert found.times_us == pytest.approx(times)
+    assert any("not NCCL or RCCL" in note for note in log.notes) == ("OSU" in table)
+
+
 @pytest.mark.parametrize("name", ["OMB-Py", "OMB Python"])
 def test_logs_of_omb_py_count_as_osus(read, name):
     """OMB-Py prints OSU's tables below titles of its own: of one rank's part, or of two ranks."""
