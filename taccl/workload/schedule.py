@@ -100,7 +100,7 @@ def schedule_workload(
     def scheduled(workload: Workload, whole: Collection[str] = (), best_pieces: bool = False) -> Step:
         sends = sends_of(workload, topology, algorithm, whole=whole, best_pieces=best_pieces)
         tasks = _StepTasks(workload, costs, sends)
-        start = tasks.best_starts(order)
+        start = tasks.best_starts(order, keeps_turns=best_pieces)
         computed, sent = tuple(tasks.computed_tiles(start)), tasks.sent(start)
         return Step(workload, topology, computed, sent, rates, communication_share)
 
@@ -176,10 +176,11 @@ class _StepTasks:
                 if rank in chunks[chunk].destinations:
                     after[send].append((self.makes[*key, rank], ticks))
 
-    def best_starts(self, order: str) -> list[int]:
+    def best_starts(self, order: str, *, keeps_turns: bool = False) -> list[int]:
         """Start tick of each task under the priority rule with the earliest finish.
 
         - `order`: As in `schedule_workload`.
+        - `keeps_turns`: True to try the given order of sends on each resource, too, as of a good schedule.
         """
         if order == "in-sequence":
             self._in_sequence()
@@ -190,7 +191,11 @@ class _StepTasks:
             tails = self.tasks.tails()
             rules.append([(-tail, *program[task], task) for task, tail in enumerate(tails)])
             rules.append([(program[task][1], -tail, task) for task, tail in enumerate(tails)])
-        every = (self.tasks.starts(rule) for rule in rules)
+        every = [self.tasks.starts(rule) for rule in rules]
+        if keeps_turns:
+            # Joins of several tasks hold no resource; they come first, so that what follows them is ready.
+            turns = sorted(range(count), key=lambda task: (bool(self.tasks.holds[task]), rules[0][task]))
+            every.append(self.tasks.starts_in_gaps(sorted(range(count), key=turns.__getitem__)))
         return min(
             every, key=lambda start: max(map(sum, zip(start, self.tasks.duration, strict=True)), default=0)
         )

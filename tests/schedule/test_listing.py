@@ -211,3 +211,13 @@ def test_gaps_before_late_holds_are_filled():
     assert tasks.starts([(0,), (1,), (2,)]) == [0, 10, 1]
     assert tasks.starts_in_gaps(urgency=[0, 1, 2]) == [0, 0, 1]
     assert tasks.starts_in_gaps([1, 0, 0]) == [1, 0, 0]
+
+
+def test_tasks_in_stages_do_not_let_later_tasks_go_first():
+    """A resource waits for the urgent task if stages order all tasks: 12 ticks, and 16 if a long one goes first."""
+    tasks = Tasks()
+    first, urgent, long, last = tasks.add(1, 0), tasks.add(1, 1), tasks.add(5, 1), tasks.add(10, 2)
+    tasks.after[first].append((urgent, 1))
+    tasks.after[urgent].append((last, 1))
+    assert tasks.starts([(task,) for task in (first, urgent, long, last)]) == [0, 5, 0, 6]
+    assert tasks.starts_in_gaps([first, urgent, long, last]) == [0, 1, 2, 2]
