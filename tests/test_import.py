@@ -157,7 +157,7 @@ def test_modules_are_found_at_their_earlier_places():
     assert Chunk.__module__ == "taccl.problem.chunks"
     assert allgather is taccl.collectives.allgather
     assert node_data_bounds.__module__ == "taccl.analysis.certificates.throughput"
-    assert make_problem is taccl.make_problem
+    assert make_problem.__module__ == "taccl.problem.making"
     with pytest.raises(ImportError, match="no_such_name"):
         from taccl.problem import no_such_name  # noqa: F401
 

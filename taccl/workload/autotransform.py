@@ -15,6 +15,7 @@ from taccl.topology.topology import Topology
 from taccl.workload.costs import Rates
 from taccl.workload.exchange import MOST_CHUNKS, parts_of
 from taccl.workload.operations import POINTWISE
+from taccl.workload.protocols import topology_of
 from taccl.workload.schedule import schedule_workload
 from taccl.workload.step import Step
 from taccl.workload.tiling import GrowingOverlap
@@ -30,8 +31,11 @@ _MOST_SUBSETS = 3
 @checked_as(WorkloadError)
 def autotransform(
     workload: Workload,
-    topology: Topology,
+    topology: Topology | str,
     *,
+    nodes: Count | None = None,
+    profile: str | None = None,
+    protocol: str | None = None,
     rates: Rates | None = None,
     communication_share: float = 0.0,
     tiles: Sequence[Count] = (4, 16, 64),
@@ -52,8 +56,8 @@ def autotransform(
 
     Parameters
     ----------
-    workload, topology, rates, communication_share
-        As in `schedule_workload`.
+    workload, topology, nodes, profile, protocol, rates, communication_share
+        As in `schedule_workload`; the protocol is chosen for the given workload.
     tiles : sequence of int
         Numbers of tiles to try, ascending. Numbers that do not divide the axis, or lead to too many chunks,
         are skipped.
@@ -68,6 +72,7 @@ def autotransform(
     Step
         The fastest step; its `workload` is the transformed one.
     """
+    topology = topology_of(workload, topology, nodes=nodes, profile=profile, protocol=protocol)
     options = {"rates": rates, "communication_share": communication_share}
     search = _Search(workload, topology, tiles, Deadline.after(time_limit_s), note, options)
     found = search.schedule(workload, order="in-sequence")

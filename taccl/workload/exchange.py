@@ -80,7 +80,7 @@ def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
     first, asked = 0, dict(workload.pieces)
     groups = {each.name: groups_of(workload, each) for each in workload.operations if each.is_collective}
     counts = {
-        name: _collective(workload.operation[name].kind, workload.operation[name].shift, some).num_chunks
+        name: collective_of(workload.operation[name].kind, workload.operation[name].shift, some).num_chunks
         for name, some in groups.items()
     }
     sent = [(name, tile) for name, tile in workload.tiles if name in counts]
@@ -130,7 +130,7 @@ def in_balanced_pieces(workload: Workload, topology: Topology) -> Workload | Non
         operation = workload.operation[name]
         if name in pieces or operation.kind not in KINDS or dict(workload.pieces).get(name):
             continue
-        collective = _collective(operation.kind, operation.shift, part.groups)
+        collective = collective_of(operation.kind, operation.shift, part.groups)
         number = number_of_pieces(topology, collective, part.chunk_bytes * part.pieces)
         more = (number - part.pieces) * part.count * tiles[name]
         if number > 1 and more <= room:
@@ -148,7 +148,7 @@ def in_best_pieces(workload: Workload, topology: Topology) -> Workload | None:
     if not _is_alone(parts):
         return None
     part, operation = parts[0], workload.operation[parts[0].operation]
-    collective = _collective(operation.kind, operation.shift, part.groups)
+    collective = collective_of(operation.kind, operation.shift, part.groups)
     if operation.kind == "send" or collective.is_met or dict(workload.pieces).get(operation.name):
         return None
     found = _best(topology, collective, part.chunk_bytes * part.pieces)
@@ -176,7 +176,7 @@ def problem_of(
     for part in parts:
         operation = workload.operation[part.operation]
         kind = "allreduce" if part.operation in sums else operation.kind
-        every.append(_collective(kind, operation.shift, part.groups))
+        every.append(collective_of(kind, operation.shift, part.groups))
     sizes = [part.chunk_bytes for part in parts for _ in part.chunks]
     nothing = collectives.custom(workload.num_ranks, precondition={}, postcondition={}, name="nothing")
     collective = collectives.together(every) if every else nothing
@@ -253,7 +253,7 @@ def sends_of(
             firsts = [
                 each.first for each in parts if (each.operation, each.tile) == (part.operation, part.tile)
             ]
-            collective = _collective(operation.kind, operation.shift, part.groups)
+            collective = collective_of(operation.kind, operation.shift, part.groups)
             along_pieces = _sends_of_best if best_pieces else sends_along
             along = along_pieces(topology, collective, part.chunk_bytes, firsts)
             if along is not None:
@@ -315,7 +315,7 @@ class _Sends(NamedTuple):
         return [every[row] for row in self.rows.tolist()]
 
 
-def _collective(kind: str, shift: int, groups: Sequence[tuple[int, ...]]) -> Collective:
+def collective_of(kind: str, shift: int, groups: Sequence[tuple[int, ...]]) -> Collective:
     """Collective over all groups; without process groups if there is a single group of all ranks in order."""
     size, num_ranks = len(groups[0]), sum(map(len, groups))
     if kind == "send":
@@ -337,7 +337,7 @@ _Sent = tuple[str, int, str, tuple[tuple[str, Any], ...], tuple[tuple[int, ...],
 def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
     """Schedule of one collective alone, for chunks of `chunk_bytes` bytes."""
     kind, shift, algorithm, merging, groups = sent
-    collective = _collective(kind, shift, groups)
+    collective = collective_of(kind, shift, groups)
     clauses = Clauses(**dict(merging))
     problem = make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=clauses)
     if problem.collective.is_met:

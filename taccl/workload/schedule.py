@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
-from taccl._internal.arguments import checked_as
+from taccl._internal.arguments import Count, checked_as
 from taccl.errors import WorkloadError
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
@@ -28,6 +28,7 @@ from taccl.workload.exchange import (
     sends_of,
     sums_made_whole,
 )
+from taccl.workload.protocols import topology_of
 from taccl.workload.step import ComputeTile, Step
 from taccl.workload.workload import Workload
 
@@ -40,8 +41,11 @@ _SETTLED, _FEW_CHUNKS = 0.02, 1_000
 @checked_as(WorkloadError)
 def schedule_workload(
     workload: Workload,
-    topology: Topology,
+    topology: Topology | str,
     *,
+    nodes: Count | None = None,
+    profile: str | None = None,
+    protocol: str | None = None,
     rates: Rates | None = None,
     communication_share: float = 0.0,
     order: Literal["together", "program", "in-sequence"] = "together",
@@ -53,8 +57,11 @@ def schedule_workload(
     ----------
     workload : Workload
         The step, with as many ranks as the topology.
-    topology : Topology
-        Network between the ranks; all processors are equal.
+    topology : Topology or str
+        Network between the ranks, or the name of a machine or fabric; all processors are equal.
+    nodes, profile, protocol : optional
+        As for `taccl.make_problem`. The protocol of a machine by name is that with the least predicted sum of
+        times of all collectives, unless it is given. A step has one protocol.
     rates : Rates, optional
         Rates of the processors; by default those of the topology's machine.
     communication_share : float
@@ -86,6 +93,7 @@ def schedule_workload(
     >>> taccl.workload.schedule_workload(step, taccl.topologies.parse("dgx-a100")).verify()
     StepVerification(ok)
     """
+    topology = topology_of(workload, topology, nodes=nodes, profile=profile, protocol=protocol)
     if workload.num_ranks != topology.num_ranks:
         said = f"is of {workload.num_ranks} ranks, and {topology.name} has {topology.num_ranks}"
         raise WorkloadError(f"{said}; make them equal", where=workload.name)

@@ -253,7 +253,8 @@ class Step:
     def __repr__(self) -> str:
         work = f"{format_count(len(self.tiles), 'tile')} computed"
         sends = format_count(self.schedule.num_sends, "send")
-        where = f"{self.workload.name} on {self.topology.name}"
+        protocol = f", protocol {self.topology.protocol}" if self.topology.protocol else ""
+        where = f"{self.workload.name} on {self.topology.name}{protocol}"
         return f"Step({where}: finish {format_us(self.finish)}, {work}, {sends})"
 
 

@@ -88,8 +88,7 @@ def under_fastest_protocol(problem: Problem, limit: Deadline) -> Problem:
         return problem
     if problem.collective.destination_sets.sizes.sum() > _BOUNDED_ARRIVALS:
         return _noted(problem, f"protocol {taken} is used uncompared, at this number of ranks ({_REMEDY})")
-    ratings = _Ratings(problem, limit)
-    ratings.compare()
+    ratings = Ratings(problem, limit)
     promised = ratings.promised_us
     if len(promised) < 2:
         said = f"protocol {taken} is used without a comparison, for lack of time ({_REMEDY})"
@@ -111,8 +110,8 @@ def _noted(problem: Problem, said: str) -> Problem:
     return replace(problem, notes=(*problem.notes, said))
 
 
-class _Ratings:
-    """Predicted times of a problem under each protocol.
+class Ratings:
+    """Predicted times of a problem under each protocol; none on very large problems.
 
     - `promised_us`: {protocol: predicted time in us, with the launch}; without those that were not rated.
     - `by`: Source of these times, for a note.
@@ -130,8 +129,10 @@ class _Ratings:
         starting, ending = problem.collective.origin_sets, problem.collective.destination_sets
         contributions = starting.sizes.sum() if problem.collective.sums_up else 0
         self._is_tried = ending.sizes.sum() + contributions <= _TRIED_ARRIVALS
+        if ending.sizes.sum() <= _BOUNDED_ARRIVALS:
+            self._compare()
 
-    def compare(self) -> None:
+    def _compare(self) -> None:
         """Rate the protocols, in the way that suits the problem and the time."""
         # Estimates predict finishes better than bounds do, and take a tenth of the time.
         ways = self._by_schedules, self._by_estimates
