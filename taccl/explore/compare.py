@@ -26,7 +26,7 @@ from taccl.problem.problem import Problem
 from taccl.sketch.apply import apply
 from taccl.solvers.registry import OWN_BACKENDS, require_known
 from taccl.synthesis.parameters import SearchParameters
-from taccl.topology.registry import parse
+from taccl.synthesis.problems import asked_topology, under_asked_protocol
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -191,6 +191,9 @@ def sweep(
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
     sizes: str | Iterable[Size] | None = None,
     chunks_per_rank: Iterable[Count] | None = None,
+    nodes: Count | None = None,
+    profile: str | None = None,
+    protocol: str | None = None,
     backends: Iterable[str] = ("auto",),
     seeds: Iterable[Natural] = (0,),
     time_limit_s: Seconds = 30.0,
@@ -222,6 +225,8 @@ def sweep(
     chunks_per_rank : iterable of int, optional
         Default: that of the collective, or of each sketch. If neither states it, every run chooses it as
         `taccl.synthesize` does.
+    nodes, profile, protocol : optional
+        As for `taccl.make_problem`. The protocol of a machine by name is chosen for each size, unless given.
     backends, seeds, time_limit_s, total_limit_s, num_workers, threads, cache, progress, parameters, full,
     details
         As for `compare`.
@@ -245,6 +250,7 @@ def sweep(
         num_workers=num_workers, threads=threads, cache=cache, progress=progress, parameters=parameters,
     )  # fmt: skip
     cuts: dict[str, Any] = {"sketches": sketches, "sizes": sizes, "chunks_per_rank": chunks_per_rank}
+    cuts |= {"nodes": nodes, "profile": profile, "protocol": protocol}
     return _table(sweep_rows(topology, collective, runs, **cuts, **arguments), full=full, details=details)
 
 
@@ -257,10 +263,13 @@ def sweep_rows(
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
     sizes: str | Iterable[Size] | None = None,
     chunks_per_rank: Iterable[Count] | None = None,
+    nodes: Count | None = None,
+    profile: str | None = None,
+    protocol: str | None = None,
     **arguments: Unpack[CollectiveArguments],
 ) -> list[dict[str, Any]]:
     """Rows of the table of `sweep`, without pandas."""
-    topology = topology if isinstance(topology, Topology) else parse(topology)
+    topology, protocol = asked_topology(topology, nodes=nodes, profile=profile, protocol=protocol)
     for where, given in (*arguments.items(), ("chunks_per_rank", chunks_per_rank)):
         is_open = where == "chunks_per_rank" and getattr(collective, "chunks_open", False)
         if isinstance(collective, Collective) and given is not None and not is_open:
@@ -280,11 +289,12 @@ def sweep_rows(
         """Problem of one combination of sketch, size and number of chunks."""
         named: dict[str, Any] = {"chunks_per_rank": cut, **arguments}
         if sketch is not None:
-            return apply(sketch, topology, collective, size=size, **named, reachable=False)
+            applied = apply(sketch, topology, collective, size=size, **named, reachable=False)
+            return under_asked_protocol(applied, protocol)
         if size is None:
             said = "found no size; give sizes (--sizes), as no sketch states one"
             raise CollectiveError(said, where="sizes")
-        return make_problem(topology, collective, size_bytes=size, **named)
+        return under_asked_protocol(make_problem(topology, collective, size_bytes=size, **named), protocol)
 
     asked: list[tuple[Callable[[], Problem], dict[str, Any]]] = []
     for each, size, cut in itertools.product(every_sketch, every_size, cuts):

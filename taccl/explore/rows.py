@@ -55,6 +55,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("sketch", "string", f"name of the sketch; `{NO_SKETCH}` without one"),
     Column("size_bytes", "Int64", "larger of one rank's input and output buffer"),
     Column("chunks_per_rank", "Int64", "number of chunks that each rank's data is cut into, given or chosen"),
+    Column("protocol", "string", "protocol of messages, given or chosen"),
     Column("backend", "string", "requested backend"),
     Column("seed", "Int64", "seed of the run"),
     Column("time_limit_s", "float64", "time limit of the run"),
@@ -121,7 +122,7 @@ COLUMNS: tuple[Column, ...] = (
 #: {dtype of a column: type of its plain values}.
 _KINDS: dict[str, type] = {"string": str, "Int64": int, "float64": float, "bool": bool}
 #: Columns that identify the run of a row: those up to `parameters`.
-LABELS = tuple(column.name for column in COLUMNS[:11])
+LABELS = tuple(column.name for column in COLUMNS[:12])
 
 #: Columns that a table shows by default, together with the columns of `LABELS` in which its rows differ.
 SHORT = (

@@ -89,6 +89,7 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
         "topology": topology.name, "collective": collective.name, "num_ranks": topology.num_ranks,
         "size_bytes": problem.size_bytes,
         "chunks_per_rank": None if problem.chunks_open else collective.chunks_per_rank,
+        "protocol": topology.protocol or None,
         "problem_digest": digest, "key": key_of(digest, **options),
     }  # fmt: skip
 

@@ -216,3 +216,19 @@ def test_a_protocol_that_is_chosen_has_its_own_default_clauses(run, made):
     assert plain["simple"].clauses != plain["ll"].clauses
     _, problem = made[-1]
     assert problem.clauses == plain["ll"].clauses and problem.topology.protocol == "ll"
+
+
+@pytest.mark.slow
+def test_a_sweep_chooses_the_protocol_of_each_size(run, run_json):
+    """Each size has the protocol of its problem, in Python by name as on the command line; a column names it."""
+    words = ("sweep", "t4", "--collective", "allgather", "--sizes", "1KB,1MB", "--backends", "greedy")
+    limits = ("--time-limit", "20", "--no-cache", "--workers", "1")
+    code, found = run_json(*words, *limits)
+    protocols = [each["protocol"] for each in found["rows"]]
+    assert (code, protocols) == (0, ["ll", "simple"])
+    options = {"backends": ["greedy"], "time_limit_s": 10, "cache": False, "full": True, "num_workers": 1}
+    table = taccl.sweep("t4", "allgather", sizes=["1KB", "1MB"], **options)
+    assert table["protocol"].to_list() == protocols
+    assert table["finish_us"].to_list() == [each["finish_us"] for each in found["rows"]]
+    _, out, _ = run(*words, *limits, "--protocol", "ll")
+    assert out.startswith("allgather on t4 x1, protocol ll\n")

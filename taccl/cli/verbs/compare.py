@@ -131,7 +131,7 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
 
     # The row of a run that did not start may have no topology.
     first = next((row for row in rows if row["topology"] is not None), rows[0])
-    may_differ = ("sketch", "size_bytes", "seed")
+    may_differ = ("sketch", "size_bytes", "protocol", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows} - {None}) > 1]
     gaps = ["gap", "gap_over_all_chunkings"]
     if all(row["gap"] == row["gap_over_all_chunkings"] for row in rows):
@@ -146,6 +146,8 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
         title += f", sketch {first['sketch']}"
     if "size_bytes" not in labels and first["size_bytes"]:
         title += f", {format_size(first['size_bytes'])}"
+    if "protocol" not in labels and first["protocol"]:
+        title += f", protocol {first['protocol']}"
     reasons = dict.fromkeys(
         f"{row['backend']}: {row['status']}: {row['error']}" for row in rows if row["error"] is not None
     )
@@ -164,8 +166,7 @@ def add_sweep(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("topology", metavar="TOPOLOGY", help=A_TOPOLOGY)
     group = verb.add_argument_group("combinations")
     add_collective(group)
-    add_options(group, "--nodes", "--profile")
-    add_options(group, "--protocol", default=None, help="message protocol (default simple)")
+    add_options(group, "--nodes", "--profile", "--protocol")
     help = "comma-separated names or files; none for no sketch (default)"
     option(group, "--sketches A,B", help, words, default=("none",))
     help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"
@@ -184,6 +185,6 @@ def run_sweep(options: argparse.Namespace) -> Answer:
     found = sweep_rows(
         topology, collective_of(options, topology), Runs(**run_options(options)),
         sketches=[each and resized(each, options, topology) for each in sketches],
-        **picked(options, "sizes", "chunks_per_rank"), **arguments_of(options),
+        **picked(options, "sizes", "chunks_per_rank", "protocol"), **arguments_of(options),
     )  # fmt: skip
     return table_answer(found, options, topology.proviso)
