@@ -307,7 +307,7 @@ def _two_levels(problem: Problem, *, inside: str) -> Sends:
     # Each rank now holds the chunks of its local rank in every node; send those it has held longest first.
     walk = np.arange(size)
     if inside == "ring":
-        ring = find_rings(topology, ShortestRoutes.of(problem).ticks)[0]
+        ring = find_rings(topology, ShortestRoutes.of(problem).ticks, 1)[0]
         walk = np.array(topology.local_rank)[ring[:size]]
     row, node = (each.ravel() for each in np.indices((len(held), num_nodes)))
     place = np.argsort(walk)[local[row]]

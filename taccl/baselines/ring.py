@@ -162,13 +162,15 @@ def _slowest_step(problem: Problem, order: Sequence[int]) -> int:
 
 
 @cached
-def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
+def find_rings(topology: Topology, ticks: tuple[int, ...], most: int = _MAX_RINGS) -> list[list[int]]:
     """Rings as lists of all ranks, best first; different rings share no links inside nodes, if possible.
 
     Each ring crosses from node to node once, by one link; later rings prefer links that share no resource
     with those of earlier rings. Nodes that share the most network paths (a rack, then a pod) are adjacent. If
     links form no such ring, or nodes differ in size, there is one ring. It passes nodes one by one, with the
     ranks of each node in numerical order, and may need relays.
+
+    - `most`: Max number of rings; each takes as long as the first.
     """
     routes = ShortestRoutes(topology, ticks)
     nodes = near_nodes(topology, routes)
@@ -178,7 +180,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     rings: list[list[int]] = []
     used_links: set[int] = set()
     used_resources: set[int] = set()
-    while len(rings) < _MAX_RINGS:
+    while len(rings) < most:
         ring = _next_ring(topology, nodes, routes, used_links, used_resources)
         if ring is None and rings and topology.num_nodes > 1:
             # Behind a crossbar, or once links run out, rings may share links inside nodes.
