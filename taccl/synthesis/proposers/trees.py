@@ -230,6 +230,8 @@ def _described(problem: Problem, least: Fraction, optimum: Fraction, enough: int
     if least <= optimum * (1 + _ROUNDED):
         return f"{trees}, throughput-optimal"
     above = format_gap(float(least / optimum - 1)) if optimum else "latency"
+    if enough and problem.collective.chunks_per_rank % enough == 0:
+        return f"{trees}, throughput-optimal except for latency, which adds {above}"
     said = f"{trees}, {above} above the optimum without latency"
     return f"{said} (reached by {format_count(enough, 'tree')} per rank)" if enough else said
 
