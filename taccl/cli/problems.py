@@ -112,11 +112,9 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
 
 def _under_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol predicted to be the fastest, unless one was given."""
-    if options.protocol != "auto" or len(problem.topology.protocols) < 2:
-        return problem
-    from taccl.synthesis.suggesting.protocols import under_fastest_protocol
+    from taccl.synthesis.problems import under_asked_protocol
 
-    return under_fastest_protocol(problem, options.deadline)
+    return under_asked_protocol(problem, options.protocol, options.deadline)
 
 
 def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch | None) -> Topology:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from taccl._internal.arguments import Bytes, Count, checked_as
+from taccl._internal.deadline import Deadline
 from taccl.errors import CollectiveError
 from taccl.problem import making
 from taccl.problem.clauses import Clauses
@@ -113,10 +114,13 @@ def asked_topology(
     )
 
 
-def under_asked_protocol(problem: Problem, protocol: str) -> Problem:
-    """The problem under the fastest protocol if `protocol` is ``"auto"``, else unchanged."""
+def under_asked_protocol(problem: Problem, protocol: str | None, limit: Deadline | None = None) -> Problem:
+    """The problem under the fastest protocol if `protocol` is ``"auto"``, else unchanged.
+
+    - `limit`: Deadline of the search that follows, of which the choice has a share; None for ample time.
+    """
     if protocol != "auto" or len(problem.topology.protocols) < 2:
         return problem
-    from taccl.synthesis.suggesting.protocols import choose_protocol
+    from taccl.synthesis.suggesting.protocols import AMPLE_S, under_fastest_protocol
 
-    return choose_protocol(problem)
+    return under_fastest_protocol(problem, Deadline.after(AMPLE_S) if limit is None else limit)

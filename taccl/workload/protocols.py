@@ -11,9 +11,6 @@ from taccl.topology.topology import Topology
 from taccl.workload.exchange import collective_of, parts_of
 from taccl.workload.workload import Workload
 
-#: Max seconds to compare the protocols of a step; tenths of a second are usual.
-_LIMIT_S = 30.0
-
 
 def topology_of(
     workload: Workload, topology: Topology | str, *, nodes: int | None, profile: str | None,
@@ -35,7 +32,7 @@ def _under_fastest_protocol(workload: Workload, topology: Topology) -> Topology:
     An operation counts once, with all its data, as its tiles follow one another without new launches. Without
     ratings of all collectives, the topology is returned unchanged.
     """
-    from taccl.synthesis.suggesting.protocols import Ratings  # imported late, as it loads bounds
+    from taccl.synthesis.suggesting.protocols import AMPLE_S, Ratings  # imported late, as it loads bounds
 
     num_bytes, groups = Counter[str](), {}
     for part in parts_of(workload):
@@ -45,7 +42,7 @@ def _under_fastest_protocol(workload: Workload, topology: Topology) -> Topology:
     for name, chunk_bytes in num_bytes.items():
         operation = workload.operation[name]
         alike[operation.kind, operation.shift, groups[name], chunk_bytes] += 1
-    limit, total_us = Deadline.after(_LIMIT_S), dict.fromkeys(topology.protocols, 0.0)
+    limit, total_us = Deadline.after(AMPLE_S), dict.fromkeys(topology.protocols, 0.0)
     for (kind, shift, some, chunk_bytes), count in alike.items():
         collective = collective_of(kind, shift, some)
         if not collective.is_met:

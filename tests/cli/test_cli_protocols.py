@@ -232,3 +232,16 @@ def test_a_sweep_chooses_the_protocol_of_each_size(run, run_json):
     assert table["finish_us"].to_list() == [each["finish_us"] for each in found["rows"]]
     _, out, _ = run(*words, *limits, "--protocol", "ll")
     assert out.startswith("allgather on t4 x1, protocol ll\n")
+
+
+@pytest.mark.slow
+def test_suggested_sketches_are_tried_under_the_protocol_of_the_size(run, tmp_path):
+    """Sketches are suggested and checked under the protocol that a synthesis of the size has."""
+    words = ("t4", "--collective", "allgather", "--size", "1KB")
+    code, out, _ = run("suggest", *words, "--most", "1", "-o", tmp_path / "found")
+    assert (code, out.splitlines()[0]) == (0, "allgather on t4 x1, 1KB, protocol ll")
+    found = taccl.suggest_sketches("t4", "allgather", "1KB", most=1)[0]
+    assert found.problem.topology.protocol == "ll"
+    (sketch,) = (tmp_path / "found").glob("*.toml")
+    code, out, _ = run("suggest", *words, "--check", sketch)
+    assert (code, "note: protocol ll is predicted to be the fastest for 1KB" in out) == (0, True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.deadline import OutOfTime
-from taccl._internal.names import shown, table
+from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_size, format_us
 from taccl.cli.inputs import sketch_from_word, topology_from_word
 from taccl.cli.options import (
@@ -30,6 +30,7 @@ from taccl.cli.options import (
 from taccl.cli.output import Answer, ended_by_ctrl_c, picked, progress_shown
 from taccl.cli.problems import arguments_of, collective_of, problem_from_options, resized, settle_size
 from taccl.errors import InputError, NoSolutionError
+from taccl.synthesis.problems import under_asked_protocol
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
@@ -46,9 +47,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("topology", metavar="TOPOLOGY", help=A_TOPOLOGY)
     add_options(verb, "--nodes", help="number of nodes of a machine")
-    add_options(verb, "--profile")
+    add_options(verb, "--profile", "--protocol")
     add_collective(verb)
-    add_options(verb, "--protocol", default=None, help="message protocol (default simple)")
     add_size(verb)
     add_options(
         verb,
@@ -79,7 +79,8 @@ def run(options: argparse.Namespace) -> Answer:
     with progress_shown(wanted=True) as progress:
         found = taccl.suggest_sketches(
             topology, collective_of(options, topology), options.size, time_limit_s=left_s, progress=progress,
-            **picked(options, "chunk_size", "chunks_per_rank", "most", "seed"), **arguments_of(options),
+            **picked(options, "chunk_size", "chunks_per_rank", "most", "seed", "protocol"),
+            **arguments_of(options),
         )  # fmt: skip
     if not found:
         raise NoSolutionError("no sketch is scheduled in time; give more time, or fewer chunks")
@@ -120,11 +121,16 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
         cut = options.chunks_per_rank or sketch.chunks.per_rank
         arguments = arguments_of(options)
         collective = taccl.collectives.make(collective, topology.num_ranks, chunks_per_rank=cut, **arguments)
-    given = picked(options, "chunk_size", "size")
+    given, notes = picked(options, "chunk_size", "size"), list[str]()
+    with suppress(InputError):  # the report has the errors of the sketch
+        applied = sketch.apply(topology, collective, reachable=False, **given)
+        chosen = under_asked_protocol(applied, options.protocol, options.deadline)
+        topology, notes = chosen.topology, list(chosen.notes[len(applied.notes) :])
     left_s = max(LEAST_S, options.deadline.left_s)
     report = taccl.check_sketch(sketch, topology, collective, time_limit_s=left_s, **given)
     complaint = "" if report.usable else "the sketch cannot be used as it is"
-    return Answer(repr(report).removeprefix("SketchReport: "), report.to_dict(), complaint)
+    text = "\n".join([repr(report).removeprefix("SketchReport: "), *note_lines(notes)])
+    return Answer(text, report.to_dict(), complaint)
 
 
 def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Schedule | None) -> str:
@@ -138,6 +144,8 @@ def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Sche
     why = [textwrap.fill(f"{each['name']}: {each['why']}", 100, subsequent_indent="  ") for each in proposals]
     title = f"{found[0].problem.collective.name} on {shown(topology.name)}"
     title += f", {format_size(size)}" if size else ""
+    protocol = found[0].problem.topology.protocol
+    title += f", protocol {protocol}" if protocol else ""
     facts = [("symmetries", shifts)]
     if rival is None:
         facts.append(("best baseline", "not timed: too little time, or a problem too large for baselines"))
@@ -202,4 +210,5 @@ def run_explain(options: Namespace) -> Answer:
     with ended_by_ctrl_c(options.deadline, "this is the explanation so far"):
         found = explain(problem, backend=options.backend, time_limit_s=left_s)
     complaint = "" if found.feasible else "no schedule exists"
-    return Answer(repr(found).removeprefix("Explanation: "), found.to_dict(), complaint)
+    text = "\n".join([repr(found).removeprefix("Explanation: "), *note_lines(problem.notes)])
+    return Answer(text, found.to_dict(), complaint)

@@ -48,11 +48,11 @@ _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 
 #: Default time limit of `choose_protocol` in seconds.
-_LIMIT_S = 30.0
+AMPLE_S = 30.0
 
 
 @checked
-def choose_protocol(problem: Problem, *, time_limit_s: Seconds = _LIMIT_S) -> Problem:
+def choose_protocol(problem: Problem, *, time_limit_s: Seconds = AMPLE_S) -> Problem:
     """The problem under the protocol with the least predicted sum of launch and finish.
 
     `make_problem` and the command line make this choice if a machine is given by name. A note of the problem,

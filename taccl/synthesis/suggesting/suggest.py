@@ -70,10 +70,13 @@ _MOST_MERGED = 6
 
 @checked
 def suggest_sketches(
-    topology: Topology,
+    topology: Topology | str,
     collective: str | Collective,
     size: Size | None = None,
     *,
+    nodes: Count | None = None,
+    profile: str | None = None,
+    protocol: str | None = None,
     chunk_size: Size | None = None,
     chunks_per_rank: Count | None = None,
     most: Count = 5,
@@ -86,7 +89,10 @@ def suggest_sketches(
 
     Parameters
     ----------
-    topology : Topology
+    topology : Topology or str
+        A topology, or a machine or fabric by name.
+    nodes, profile, protocol : optional
+        As for `taccl.make_problem`, which chooses the protocol of a machine by name for the size.
     collective : str or Collective
         For a name, or a collective made without `chunks_per_rank`, proposals choose the number of chunks per
         rank, unless a chunk size or `chunks_per_rank` fixes it.
@@ -125,14 +131,23 @@ def suggest_sketches(
         said = f"found an {collective.name} without data; expected bytes for a pair of ranks"
         raise InputError(said, where="collective")
     is_given = isinstance(collective, Collective) and not collective.chunks_open
+    from taccl.synthesis.problems import asked_topology, under_asked_protocol  # imported late, as few need it
+
+    until = Deadline.after(time_limit_s)
+    fabric, protocol = asked_topology(topology, nodes=nodes, profile=profile, protocol=protocol)
+
+    def sized(number: int | None) -> Problem:
+        return make_problem(
+            fabric, collective, size_bytes=size_bytes, chunk_bytes=chunk_bytes, chunks_per_rank=number,
+            **arguments,
+        )  # fmt: skip
+
+    if protocol == "auto":
+        fabric = under_asked_protocol(sized(chunks_per_rank), protocol, until).topology
 
     @cache
     def cut(count: int) -> Problem:
-        number = chunks_per_rank if is_given else count
-        return make_problem(
-            topology, collective, size_bytes=size_bytes, chunk_bytes=chunk_bytes, chunks_per_rank=number,
-            **arguments,
-        )  # fmt: skip
+        return sized(chunks_per_rank if is_given else count)
 
     if isinstance(collective, Collective) and is_given:
         counts = [collective.chunks_per_rank]
@@ -143,11 +158,11 @@ def suggest_sketches(
         first, *others = DEFAULTS.suggesting.partitions
         made = collective
         if isinstance(made, str):
-            made = make(made, topology.num_ranks, **arguments)
+            made = make(made, fabric.num_ranks, **arguments)
         least = made.size_chunks
         counts = [first, *(each for each in others if each * least <= size_bytes)]
     options = Options(seed=seed, observer=Observer(progress=progress))
-    return suggest_for(counts, cut, options, most=most, time_limit_s=time_limit_s, along=True)
+    return suggest_for(counts, cut, options, most=most, time_limit_s=until.left_s, along=True)
 
 
 def suggest_for(
