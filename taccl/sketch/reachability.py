@@ -292,10 +292,11 @@ def _explained(problem: Problem, demand: Need) -> InputError:
         return end in reached(replace(problem, clauses=clauses), demand)
 
     if not open_without(Clauses()):
-        return TopologyError(
-            f"{path}: {problem.topology.name} has no path for it; add links, or leave the rank out",
-            where="topology",
-        )
+        free = replace(problem, clauses=Clauses())
+        leads_back = end in reached(free, replace(demand, reducing=not demand.reducing))
+        remedy = "make its links bidirectional" if leads_back else "add links"
+        said = f"{path}: {problem.topology.name} has no path for it; {remedy}, or leave the rank out"
+        return TopologyError(said, where="topology")
     loosened, sketch = dict(_loosened(problem)), problem.clauses.name or "sketch"
     guilty = [field for field, clauses in loosened.items() if open_without(clauses)]
     if not guilty:

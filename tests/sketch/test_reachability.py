@@ -94,7 +94,8 @@ def test_topology_without_a_path():
     """If the topology has no path and no sketch is in use, the error names the topology."""
     topology = linked("line", [0, 0, 0], [(0, 1), (1, 0)], alpha_us=1, beta_us_per_mb=1)
     with pytest.raises(
-        TopologyError, match="chunk 0 of allgather cannot get from rank 0 to rank 2: line has no path"
+        TopologyError,
+        match="chunk 0 of allgather cannot get from rank 0 to rank 2: line has no path for it; add",
     ):
         Sketch().apply(topology, collectives.allgather(3), chunk_size=1)
 
@@ -103,7 +104,7 @@ def test_reduce_needs_no_path_back():
     """Links into the root are enough for reduce, and not for allreduce."""
     topology = linked("in", [0, 0], [(1, 0)], alpha_us=1, beta_us_per_mb=1)
     Sketch().apply(topology, collectives.reduce(2), chunk_size=1)
-    with pytest.raises(TopologyError):
+    with pytest.raises(TopologyError, match="in has no path for it; make its links bidirectional"):
         Sketch().apply(topology, collectives.allreduce(2), chunk_size=1)
 
 
