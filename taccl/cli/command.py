@@ -136,6 +136,8 @@ class _Parser(argparse.ArgumentParser):
             message = "found no value; give one"
         if message.startswith(_REQUIRED):
             where, message = message.removeprefix(_REQUIRED), "found none; give one"
+            known = {argparse._get_action_name(each): each.choices for each in self._actions}.get(where)
+            message += f" of {', '.join(known)}" if known else ""
         raise InputError(f"{message} (see {self.prog} --help)", where=where)
 
     def print_help(self, file: object = None) -> None:

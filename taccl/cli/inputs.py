@@ -156,6 +156,10 @@ def sketch_from_word(word: str | None, *, or_topology: bool = False) -> Sketch |
         listed = f"; shipped are {', '.join(known)}, and machines are {', '.join(machines)}"
         said = f"found no such file, and no shipped sketch, machine or fabric of that name{near or listed}"
         raise SketchError(said, where=word)
+    if word not in known and names_topology(word):
+        raise SketchError(
+            "found a topology; expected a sketch; leave it out, or give the topology by itself", where=word
+        )
     return taccl.load_sketch(word)
 
 

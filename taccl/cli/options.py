@@ -199,10 +199,13 @@ def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = Fal
     option(verb, "--overwrite", "replace the file if it exists")
 
 
-def add_subset(parser: argparse._ActionsContainer) -> None:
-    """Declare the options for a subset of a topology's ranks, which are renumbered from 0."""
-    help = "participating ranks in ascending order, such as those of CUDA_VISIBLE_DEVICES (default: all)"
-    option(parser, "--ranks R-R,R", help, _subset)
+def add_subset(parser: argparse._ActionsContainer, usual: str = "all") -> None:
+    """Declare the options for a subset of a topology's ranks, which are renumbered from 0.
+
+    - `usual`: The ranks without these options, for the help.
+    """
+    help = "participating ranks in ascending order, such as those of CUDA_VISIBLE_DEVICES"
+    option(parser, "--ranks R-R,R", f"{help} (default: {usual})", _subset)
     option(parser, "--without-rank R,R", "excluded ranks", _subset, default=())
 
 

@@ -22,7 +22,8 @@ DGX2 = "--topology dgx2"
 #: {title: (command, part of its error message)}; commands run in a folder with the files of `folder` below.
 REFUSED = {
     "no verb, or an unknown one": [
-        ("", "VERB: found none; give one (see taccl --help)"),
+        ("", "VERB: found none; give one of synthesize, verify, "),
+        ("cache", "action: found none; give one of info, clear (see taccl cache --help)"),
         ("nosuch", "VERB: found 'nosuch'"),
         ("synthesise", "VERB: found 'synthesise'; expected one of synthesize, verify"),
     ],
@@ -47,6 +48,7 @@ REFUSED = {
     "the problem": [
         ("bound ndv2/sk1 --topology dgx-h100 --collective allgather", "machine: found 'ndv2', but the topology dgx-h100"),
         (f"synthesize {SMALL} -o new.xml", "new.xml: a schedule is saved as JSON; give a name that ends in .json"),
+        ("plan ndv2 ndv2/sk1 --collective allgather", "ndv2: found a topology; expected a sketch; leave it out"),
         ("baseline ndv2/sk1 --collective allgather", "NAME: found 'ndv2/sk1'; expected one of ring, "),
         (f"baseline ring {SMALL} -o new.csv", "give a name that ends in .json (taccl convert then writes .csv)"),
         ("bound ring:4 --size 1MB", "--collective: found none"),

@@ -28,7 +28,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "the machine, e.g. dgx-h100, or a topology file, whose fit has no profile"
     add_options(verb, "--topology", required=True, help=help)
     add_options(verb, "--nodes", help="number of nodes of the largest log, if logs list no hosts")
-    add_subset(verb)
+    add_subset(verb, "as many as a log has, the first of each node")
     help = "measured collective, if a log does not state it"
     add_options(verb, "--collective", required=False, type=str, help=help)
     add_output(verb, "the profile, e.g. mine.toml")
@@ -79,7 +79,7 @@ def add_diagnose(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--topology", help=help)
     add_options(verb, "--nodes", help="number of nodes (default: as each log says)")
     add_options(verb, "--profile", help="costs of the machine, e.g. the file of a fit to a healthy log")
-    add_subset(verb)
+    add_subset(verb, "as many as a log has, the first of each node")
     help = "collective that was measured, for logs that do not state it"
     add_options(verb, "--collective", required=False, type=str, help=help)
     option(verb, "--in-place", "judge the in-place times (default: out of place)")

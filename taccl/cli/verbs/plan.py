@@ -42,7 +42,7 @@ _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a p
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
-    help = "shipped sketches or files (default: no sketch)"
+    help = "shipped sketches (ndv2/sk1) or sketch files; or a topology in place of --topology"
     verb.add_argument("sketches", nargs="*", metavar="SKETCH", help=help)
     add_collective(verb)
     option(verb, "--sizes S:S", "range FROM:TO, or sizes S,S,... at which to synthesize", default="1KB:1GB")

@@ -35,7 +35,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "a schedule, a program such as MSCCL XML, or a step of a workload"
     verb.add_argument("file", metavar="FILE", help=help)
     help = f"for a step of operations, {_with('topology')}: topology to schedule it on"
-    option(verb, "--topology NAME|FILE", help)
+    option(verb, "--topology FILE|NAME", help)
     add_options(verb, "--size", help="larger of a rank's input and output (default 1MB)")
     help = "one of " + ", ".join(f"{each.name} ({each.title})" for each in registered("run").values())
     option(verb, "--engine NAME", help, default="mpi")
