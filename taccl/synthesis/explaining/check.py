@@ -265,7 +265,12 @@ class _Check:
         if name.startswith("symmetry"):
             return self._symmetry(name, without)
         if without.clauses.only() == self.problem.clauses.only():
-            return ClauseReport(name, "unused", "has no effect", bound_us, 0.0)
+            left, given = (
+                _without_clauses(self.sketch, names) for names in ({*self.wrong, name}, self.wrong)
+            )
+            is_default = left[0] == given[0]
+            effect = "is the default, which holds without it, too" if is_default else "has no effect"
+            return ClauseReport(name, "unused", effect, bound_us, 0.0)
         if _obeyed(without) == _obeyed(self.problem):
             scopes = {each.scope for each in CLAUSES.values() if name.partition("[")[0] in each.said}
             if scopes <= {"search"} or not without.clauses.same(self.problem.clauses, "search"):

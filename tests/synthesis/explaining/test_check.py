@@ -40,6 +40,7 @@ def test_a_clause_that_says_the_default_is_unused(ndv2):
     """Merging of at most six chunks between nodes is the default, so the clause is unused."""
     _, clauses = check(ndv2, merging={"max": 6})
     assert clauses["merging.max"].verdict == "unused"
+    assert clauses["merging.max"].effect.startswith("is the default")
 
 
 @pytest.mark.slow
