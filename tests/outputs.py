@@ -170,10 +170,13 @@ TEXTS = {
         "17:00.0 3D controller: Example Corporation Device 2330 (rev a1)\n"
     ),
     "output of lscpu or numactl": "available: 2 nodes (0-1)\nnode 0 cpus: 0 1 2 3\nnode distances:\n",
-    "output of ibnetdiscover, ibhosts, ibswitches or ibroute": (
+    "output of ibnetdiscover": (
         "#\n# Topology file: generated on Mon Jan  1 00:00:00 2024\n#\n"
         'vendid=0x2c9\nSwitch\t40 "S-0000000000000001"\t\t# "leaf-1" enhanced port 0 lid 1 lmc 0\n'
+        '[1]\t"H-0000000000000011"[1](11) \t\t# "n1 mlx5_0" lid 2 4xHDR\n'
+        '[2]\t"H-0000000000000012"[1](12) \t\t# "n2 mlx5_0" lid 3 4xHDR\n'
     ),
+    "output of ibhosts, ibswitches or ibroute": 'Ca\t: 0x0001 ports 1 "node01 HCA-1"\n',
     "output of ibstat, iblinkinfo or ibv_devinfo": (
         "CA 'mlx5_0'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tPort 1:\n\t\tState: Active\n"
     ),

@@ -294,10 +294,15 @@ TEXTS = (
     Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", unsupported(_SERVER)),
     # Texts on networks.
     Text(
-        "output of ibnetdiscover, ibhosts, ibswitches or ibroute",
-        r"^(SW|CA) +\d+ +\d+ 0x[0-9a-f]+ |^(Ca|Switch)\t: 0x|^(Unicast lids|Multicast mlids) \[0x"
-        r"|^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
-        unsupported(HOSTS),
+        "output of ibnetdiscover",
+        r"^(SW|CA) +\d+ +\d+ 0x[0-9a-f]+ |^#\s*Topology file: generated on"
+        r"|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
+        "`taccl show {file}` reads it, if it is whole: all switches with their ports",
+    ),
+    Text(
+        "output of ibhosts, ibswitches or ibroute",
+        r"^(Ca|Switch)\t: 0x|^(Unicast lids|Multicast mlids) \[0x",
+        unsupported(f"for the fabric give the output of ibnetdiscover; {HOSTS}"),
     ),
     Text(
         "output of ibstat, iblinkinfo or ibv_devinfo",

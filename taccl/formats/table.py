@@ -219,6 +219,12 @@ FORMATS: list[FileFormat] = [
         begins=pattern_of("topology.conf or topology.yaml of Slurm"),
     ),
     FileFormat(
+        "ibnetdiscover", "topology", "an InfiniBand fabric, from ibnetdiscover: hosts, switches and links",
+        load="taccl.placement.infiniband:load_infiniband_topology",
+        kind="output of ibnetdiscover",
+        begins=pattern_of("output of ibnetdiscover"),
+    ),
+    FileFormat(
         "astra-sim-network", "topology", "a network file of ASTRA-sim",
         load="taccl.formats.astra.network:load_astra_network",
         kind="ASTRA-sim network",

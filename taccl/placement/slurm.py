@@ -45,22 +45,22 @@ _WORD = re.compile(r"(\w+)\s*=\s*(\S+)")
 _OTHERS = ("ring", "torus3d")
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """A switch or block: its own hosts, and the switches directly below it."""
 
     hosts: tuple[str, ...]
     children: tuple[str, ...] = ()
 
 
-class _Fabric(NamedTuple):
-    """One topology in a SLURM topology file.
+class Fabric(NamedTuple):
+    """One topology in a SLURM topology file, or an InfiniBand fabric.
 
     - `groups`: {name: switch or block}, in the order of the file; empty for a flat topology.
     - `sizes`: Block sizes in hosts, the base size first; empty for switches.
     - `notes`: Decisions made while reading.
     """
 
-    groups: dict[str, _Group]
+    groups: dict[str, Group]
     sizes: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -117,6 +117,11 @@ def load_slurm(
     text = _in_config_map(read_text(path))
     is_yaml = re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE) is not None
     fabric = _of_yaml(text, topology, where) if is_yaml else _of_conf(text, topology, where)
+    return probe_of(fabric, hosts, where)
+
+
+def probe_of(fabric: Fabric, hosts: Sequence[str] | None, where: str) -> Probe:
+    """Probe with the hosts of a fabric, or some of them, its groups as clusters, and assumed latencies."""
     parts = _partitions(fabric, where)
     known = list(dict.fromkeys(host for part in parts for group in part for host in group))
     chosen = known if hosts is None else list(hosts)
@@ -167,7 +172,7 @@ def _in_config_map(text: str) -> str:
     return "\n" * (text.count("\n", 0, head.end()) + 1) + dedent("\n".join(lines[: next(outside, None)]))
 
 
-def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
+def _of_conf(text: str, topology: str | None, where: str) -> Fabric:
     """Fabric of a ``topology.conf``, or of ``scontrol show topology``: one switch or block per line.
 
     The command also prints aggregated blocks; the sizes in its lines are the block sizes of the fabric.
@@ -175,7 +180,7 @@ def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
     if topology is not None:
         said = f"found {shown(topology, 60)}, but a topology.conf has one topology without a name"
         raise InputError(f"{said}; leave it out", where="topology")
-    groups: dict[str, _Group] = {}
+    groups: dict[str, Group] = {}
     sizes: tuple[int, ...] = ()
     printed: set[str] = set()
     kinds = set()
@@ -203,10 +208,10 @@ def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
             _add(groups, fields[kind], below["nodes"], below["switches"], here, is_block=is_block)
     if printed:
         sizes = _sizes(sorted(printed, key=lambda size: (len(size), size)), where)
-    return _Fabric(groups, sizes)
+    return Fabric(groups, sizes)
 
 
-def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
+def _of_yaml(text: str, topology: str | None, where: str) -> Fabric:
     """Read one fabric of a ``topology.yaml``: the named one, else the cluster's default, else the first."""
     import yaml
 
@@ -234,7 +239,7 @@ def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
     if len(kinds) > 1:
         said = f"found {' and '.join(kinds)} in one topology; expected one of them, as Slurm does"
         raise FormatError(f"{said}; take the others out", where=here)
-    groups: dict[str, _Group] = {}
+    groups: dict[str, Group] = {}
     for kind, listed, below in (("tree", "switches", "switch"), ("block", "blocks", "block")):
         if kind not in chosen:
             continue
@@ -248,7 +253,7 @@ def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
             nodes, children = (_listed(each.get(name)) for name in ("nodes", "children"))
             _add(groups, str(each[below]), nodes, children, here, is_block=kind == "block")
         sizes = table.get("block_sizes", [])
-        return _Fabric(groups, _sizes(sizes if isinstance(sizes, list) else [sizes], here), notes)
+        return Fabric(groups, _sizes(sizes if isinstance(sizes, list) else [sizes], here), notes)
     kind = next((name for name in (*_OTHERS, "flat") if name in chosen), "none of them")
     said = f"found {kind}; expected tree or block"
     if kind == "flat":
@@ -274,7 +279,7 @@ def _sizes(values: Iterable[Any], where: str) -> tuple[int, ...]:
 
 
 def _add(
-    groups: dict[str, _Group], name: str, nodes: str, switches: str, where: str, *, is_block: bool
+    groups: dict[str, Group], name: str, nodes: str, switches: str, where: str, *, is_block: bool
 ) -> None:
     """Add a switch or a block to `groups`, with its host lists expanded.
 
@@ -283,7 +288,7 @@ def _add(
     if name in groups:
         raise FormatError(f"found {shown(name, 60)} twice; name each switch or block once", where=where)
     try:
-        groups[name] = _Group(*(tuple(expand_hosts(each)) for each in (nodes, switches)))
+        groups[name] = Group(*(tuple(expand_hosts(each)) for each in (nodes, switches)))
     except InputError as error:
         raise FormatError(error.message, where=where) from None
     if not any(groups[name]) and not is_block:
@@ -291,7 +296,7 @@ def _add(
         raise FormatError(said, where=where)
 
 
-def _partitions(fabric: _Fabric, where: str) -> list[list[tuple[str, ...]]]:
+def _partitions(fabric: Fabric, where: str) -> list[list[tuple[str, ...]]]:
     """Hosts of each switch or block, level by level, the innermost first."""
     groups = fabric.groups
     if fabric.sizes or not any(each.children for each in groups.values()):
@@ -307,7 +312,7 @@ def _partitions(fabric: _Fabric, where: str) -> list[list[tuple[str, ...]]]:
     ]
 
 
-def _heights(groups: Mapping[str, _Group], where: str) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+def _heights(groups: Mapping[str, Group], where: str) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
     """Level of each switch (0 if it has only hosts below it), and all hosts below each switch."""
     height: dict[str, int] = {}
     below: dict[str, tuple[str, ...]] = {}

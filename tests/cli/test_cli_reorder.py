@@ -135,9 +135,10 @@ def test_slots_beyond_the_ranks_are_named(matrix, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_switches_of_slurm_place_the_hosts_of_a_job(tmp_path, capsys):
+@pytest.mark.parametrize("fabric", ["slurm/topology.conf", "ibnetdiscover/two-leaves.txt"])
+def test_switches_place_the_hosts_of_a_job(tmp_path, capsys, fabric):
     """Hosts that alternate between two leaf switches are grouped by switch: the ring leaves each switch once."""
-    fabric, hosts, new = OURS / "slurm" / "topology.conf", tmp_path / "job", tmp_path / "new"
+    fabric, hosts, new = OURS / fabric, tmp_path / "job", tmp_path / "new"
     hosts.write_text("node01\nnode05\nnode02\nnode06\nnode03\nnode09\n")
     words = ["reorder", fabric, "--hosts", hosts, "--hostfile", new, "--launcher", "slurm"]
     assert run([*map(str, words)]) == 0

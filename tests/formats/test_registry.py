@@ -246,6 +246,7 @@ FOLDERS = [
     ("msccl-xml", "msccl-xml"), ("nccl-topo", "nccl-topology"), ("nvidia-smi", "nvidia-smi"),
     ("astra-sim", "astra-sim-network"), ("upstream-taccl/algorithm", "upstream-algorithm"),
     ("pair-matrix", "pair-matrix"), ("slurm", "slurm-topology"),
+    ("ibnetdiscover", "ibnetdiscover"),
 ]  # fmt: skip
 
 

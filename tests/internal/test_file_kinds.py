@@ -186,10 +186,10 @@ OTHER_FORMS = [
     ("hca_id:\tmlx5_0\n", "output of ibstat, iblinkinfo or ibv_devinfo"),
     ("1: lo: <LOOPBACK,UP> mtu 65536 qdisc noqueue\n", "output of ethtool, ip or ifconfig"),
     ("GPU[0]\t\t: (Topology) Numa Node: 0\n", "output of `rocm-smi --showtopo`"),
-    ('Ca\t: 0x0001 ports 1 "node01 HCA-1"\n', "output of ibnetdiscover, ibhosts, ibswitches or ibroute"),
+    ("Unicast lids [0x0-0x40] of switch Lid 1\n", "output of ibhosts, ibswitches or ibroute"),
     (
         "SW     2  1 0x0002 4x NDR - CA     1  1 0x0001 ( 'leaf' - 'node01' )\n",
-        "output of ibnetdiscover, ibhosts, ibswitches or ibroute",
+        "output of ibnetdiscover",
     ),
     ("Connectivity Table Legend:\nI - Invalid\n", "output of nvidia-smi or nvidia-imex-ctl"),
     ('<?xml version="1.0" ?>\n<nvidia_smi_log>\n', "output of nvidia-smi or nvidia-imex-ctl"),

@@ -69,7 +69,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "adopt the new order and write its files even if the gain may be noise"
     option(group, "--within-noise", help)
     help = "the hosts in their present order, each a line name, name:slots or name slots=N, or a line for "
-    help += "each slot (default: the probe's); for a SLURM file, the hosts of the job"
+    help += "each slot (default: the probe's); for a file of SLURM or ibnetdiscover, those of the job"
     option(group, "--hosts FILE", help)
     option(group, "--hostfile FILE", "write a host file in the new order")
     help = "launcher of the host file (default mpich, with Hydra); for torchrun, a script that prints options"
@@ -155,6 +155,7 @@ def _verified(options: argparse.Namespace) -> Answer:
 def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[str]]:
     """(topology or probe of the hosts, host name of each slot); the names are empty if no file has them."""
     from taccl.placement.hosts import ProbedHosts
+    from taccl.placement.infiniband import load_infiniband
     from taccl.placement.launchers import read_hosts
     from taccl.placement.matrices import load_probe
     from taccl.placement.slurm import load_slurm
@@ -162,13 +163,18 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
     named: list[str] = []
     topology: Topology | ProbedHosts
     known = format_in(options.topology)
-    if known is not None and known.name in ("taccl-probe", "pair-matrix", "slurm-topology"):
-        if known.name == "slurm-topology":
+    of_cluster = {"slurm-topology": load_slurm, "ibnetdiscover": load_infiniband}
+    if known is not None and known.name in ("taccl-probe", "pair-matrix", *of_cluster):
+        if known.name in of_cluster:
             # The file lists all hosts of the cluster, and a job has only some of them.
             wanted = None if options.hosts is None else read_hosts(options.hosts)
-            probe = load_slurm(options.topology, hosts=wanted)
+            probe = of_cluster[known.name](options.topology, hosts=wanted)
         else:
             probe = load_probe(options.topology)
+        if known.name == "ibnetdiscover":
+            said = "the file has the rates of all links; leave it out"
+            refuse(options, ("oversubscription", "bandwidth"), said)
+            options.oversubscription = 1
         given = {"oversubscription": options.oversubscription, "bandwidth_gb_per_s": options.bandwidth}
         given = {name: value for name, value in given.items() if value is not None}
         topology, named = ProbedHosts(probe, options.topology, given), list(probe.hosts)
