@@ -22,12 +22,12 @@ def make_problem(
     topology: Topology | str,
     collective: Collective | str,
     *,
-    nodes: Count | None = None,
-    profile: str | None = None,
-    protocol: str | None = None,
     chunk_bytes: Bytes | Sequence[Bytes] | None = None,
     size_bytes: Bytes | None = None,
     chunks_per_rank: Count | None = None,
+    nodes: Count | None = None,
+    profile: str | None = None,
+    protocol: str | None = None,
     clauses: Clauses | None = None,
     notes: Sequence[str] = (),
     **arguments: Unpack[CollectiveArguments],
@@ -41,13 +41,6 @@ def make_problem(
     collective : Collective or str
         A name, or a `Collective`. If it was made without `chunks_per_rank` and a size is given, the number of
         chunks is open: `taccl.synthesize` then chooses it.
-    nodes : int, optional
-        Number of nodes of a machine by name; default 1.
-    profile : str, optional
-        Profile of constants of a machine by name.
-    protocol : str, optional
-        One of the machine's, or ``"auto"`` for the one predicted to be the fastest (`taccl.choose_protocol`).
-        Default: ``"auto"`` for a name, as on the command line; for a `Topology`, its own.
     chunk_bytes : int or sequence of int, optional
         Size of all chunks, or of each.
     size_bytes : int, optional
@@ -56,6 +49,13 @@ def make_problem(
     chunks_per_rank : int, optional
         Number of chunks of each rank's own data. With a `Collective`, only allowed if it leaves the number
         open.
+    nodes : int, optional
+        Number of nodes of a machine by name; default 1.
+    profile : str, optional
+        Profile of constants of a machine by name.
+    protocol : str, optional
+        One of the machine's, or ``"auto"`` for the one predicted to be the fastest (`taccl.choose_protocol`).
+        Default: ``"auto"`` for a name, as on the command line; for a `Topology`, its own.
     clauses : Clauses, optional
         Default: any link may carry any chunk; sends between nodes merge up to 6 chunks. For small sums, sends
         also merge on links whose alpha exceeds beta times the size of all data, and merge any number of
