@@ -22,7 +22,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Topology
 
 #: NCCL's protocols are compared by the finish of baselines, or by estimates or bounds above these numbers.
-#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for baselines (2 s, or 9 s if 32 ranks reduce).
+#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for baselines (0.3 s of CPU).
 #: `_BOUNDED_ARRIVALS`: max arrivals of chunks for lower bounds.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
@@ -37,14 +37,15 @@ _REMEDY = "protocol= or --protocol chooses"
 #: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
 _BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
 _ESTIMATE_S, _ESTIMATE_S_PER_LINK, _ESTIMATE_S_PER_ARRIVAL = 0.005, 7e-6, 3e-7
-#: `_PROTOCOL_SHARE`: max share of a verb's remaining time for comparing protocols by baselines and bounds.
+#: `_TRIED_SHARE`: max share of a verb's remaining time for comparing protocols by baselines. It is large, so
+#: that the choice on small problems depends on the time limit only if that is shorter than a second or so.
+#: `_BOUND_SHARE`: max share for comparing them by lower bounds.
+#: `_SLOW_SHARE`: max share that bounds may be expected to need; estimates replace slower bounds.
+_TRIED_SHARE, _BOUND_SHARE, _SLOW_SHARE = 0.5, 0.2, 0.1
 #: `_ESTIMATE_SHARE`: max share for comparing them by estimates, as a wrong protocol can cost a factor of 10.
 #: `_LEAST_ESTIMATE_S`: min CPU seconds for estimates of protocols, whatever the time limit.
-_PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.3
-#: `_SLOW_SHARE`: max share of the `_PROTOCOL_SHARE` time that baselines or bounds may be expected to need.
-#: Estimates replace baselines or bounds that need more, if chunks are of equal size.
-#: `_SLOW_LIMIT`: share of the `_PROTOCOL_SHARE` time after which estimates replace baselines and bounds.
-_SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
+#: `_LAST_ESTIMATE_S`: the same after baselines or bounds that did not end in time.
+_ESTIMATE_SHARE, _LEAST_ESTIMATE_S, _LAST_ESTIMATE_S = 0.5, 0.3, 0.1
 
 
 #: Default time limit of `choose_protocol` in seconds.
@@ -122,7 +123,7 @@ class Ratings:
         self.promised_us: dict[str, float] = {}
         self.by = ""
         self._last = limit.sooner(_ESTIMATE_SHARE * limit.left_s).at_least(busy_factor() * _LEAST_ESTIMATE_S)
-        self._limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
+        self._limit = limit
         self._is_even = len(set(problem.chunk_bytes)) < 2
         # Estimates assume that all ranks take part alike.
         self._is_regular = self._is_even and not is_uneven(problem)
@@ -150,13 +151,15 @@ class Ratings:
 
     def _by_schedules(self) -> None:
         """Rate protocols by all baselines, or by lower bounds, if they are likely to end in time."""
-        protocols, links = self._topology.protocols, len(self._topology.links)
+        protocols, links, left_s = self._topology.protocols, len(self._topology.links), self._limit.left_s
         needed_s = len(protocols) * (_BOUND_S + links * _BOUND_S_PER_LINK)
+        most_s, share = _SLOW_SHARE * left_s, _BOUND_SHARE
         if self._is_tried:
             needed_s = len(baselines.BASELINES) * links * _BASELINE_S_PER_LINK
-        if self._is_regular and busy_factor() * needed_s > _SLOW_SHARE * self._limit.left_s:
+            most_s, share = _TRIED_SHARE * left_s, _TRIED_SHARE
+        if self._is_regular and busy_factor() * needed_s > most_s:
             return
-        with self._limit.sooner(_SLOW_LIMIT * self._limit.left_s).enforced():
+        with self._limit.sooner(share * left_s).enforced():
             made = _baselines_of(self.plain(self._topology)) if self._is_tried else []
             self.by = "by the fastest baseline in uncut chunks" if made else "by lower bounds"
             self.promised_us = {each: self._promise_us(each, made) for each in protocols}
@@ -193,6 +196,7 @@ class Ratings:
 
     def _by_estimates(self) -> None:
         """Rate those protocols for which there is time by an estimated finish, the topology's own first."""
+        self._last = self._last.at_least(busy_factor() * _LAST_ESTIMATE_S)
         own = self._topology.protocol
         arrivals = self.problem.collective.destination_sets.sizes.sum()
         estimate_s = _ESTIMATE_S + len(self._topology.links) * _ESTIMATE_S_PER_LINK
