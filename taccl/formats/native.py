@@ -274,8 +274,8 @@ def _check_field(document: dict[str, Any], name: str, value: object, where: str)
 
 
 @cached
-def _plain(problem: Problem) -> Any:
-    return json.loads(_compact(problem.to_dict()))
+def _plain(problem: Problem) -> dict[str, Any]:
+    return problem.to_dict()
 
 
 def _compact(value: object) -> str:

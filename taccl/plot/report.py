@@ -15,15 +15,17 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import Duration, checked
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.html import as_html, facts, table
 from taccl._internal.names import first_of, listed, shown, shown_lines
 from taccl._internal.units import format_count, format_size, format_us
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import ALL_CHUNKINGS, Certificate
 from taccl.analysis.certificates.scopes import (
+    LIMIT_TIMES,
     bound_over_all_chunkings,
     bound_rows,
+    cuts_s,
     gap_text,
     stronger,
     under_sketch,
@@ -69,8 +71,12 @@ _MOST_CHECKED = 20_000
 #: `_REST_SHARE`: share of the page's time budget reserved for the parts after the bandwidths.
 _BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
 #: `_LEAST_BOUND_S`: min seconds for one bound.
+#: `_ENDING_SHARE`: share of the time for a bound after which its search ends with the best bound so far.
+#: `_MOST_CUT_S`: max seconds for cuts around nodes and ranks, the quickest bound of a large schedule.
+#: `_USUAL_BOUND_S`: with fewer seconds left, the bound over all chunkings has a smaller budget than usual.
 #: `_FEW_TRANSFERS`: max transfers of a schedule whose pictures are drawn even after the time budget.
-_LEAST_BOUND_S, _FEW_TRANSFERS = 0.5, 500
+_LEAST_BOUND_S, _FEW_TRANSFERS = 0.3, 500
+_ENDING_SHARE, _MOST_CUT_S, _USUAL_BOUND_S = 0.8, 1.0, 2.0
 
 
 @checked
@@ -161,8 +167,11 @@ class _Page:
         self._problem, self.judged = self._schedule.problem, verify(self._schedule)
         measured_points(self._problem, measured)  # raises for unusable logs before pictures are drawn
         self._every: Certificate | None = None
-        with suppress(OutOfTime), self._share().enforced():
-            self._every = bound_over_all_chunkings(self._bound)
+        cut_s = min(busy_factor() * cuts_s(self._problem), _MOST_CUT_S)
+        with suppress(OutOfTime), (share := self._share().at_least(cut_s)).enforced():
+            left_s = share.left_s
+            brief_s = left_s / LIMIT_TIMES if left_s < _USUAL_BOUND_S else None
+            self._every = bound_over_all_chunkings(self._bound, budget_s=brief_s, most_s=left_s)
         self._gap = gap_text(self._bound, self._schedule.finish, self._every, is_open=self._is_open)
         self._rates: pd.DataFrame | None = None
 
@@ -285,8 +294,9 @@ class _Page:
 
 def _bound(problem: Problem, seconds: float) -> Certificate:
     """Lower bound found within `seconds`; a bound of 0 if none is ready after twice that time."""
-    with suppress(OutOfTime), Deadline.after(max(_LEAST_BOUND_S, 2 * seconds)).enforced():
-        return lower_bound(problem, budget_s=seconds)
+    most_s = max(_LEAST_BOUND_S, 2 * seconds)
+    with suppress(OutOfTime), Deadline.after(most_s).enforced():
+        return lower_bound(problem, budget_s=seconds, limit_s=most_s, end_s=_ENDING_SHARE * most_s)
     return no_bound(problem)
 
 

@@ -265,7 +265,10 @@ def test_links_that_do_not_exist_are_no_obstacle(exchange):
 
 
 def test_no_picture_is_drawn_once_time_is_up(monkeypatch, exchange):
-    """Once time is up, pictures of all but the smallest schedules are left out, that of the search included."""
+    """Once time is up, pictures of all but the smallest schedules are left out, that of the search included.
+
+    The bound is still shown.
+    """
     from taccl.plot import report as sections
 
     monkeypatch.setattr(sections, "_FEW_TRANSFERS", 0)
@@ -274,6 +277,7 @@ def test_no_picture_is_drawn_once_time_is_up(monkeypatch, exchange):
     page = taccl.report(exchange, details={"trace": trace}, budget_s=1e-9)
     for name in ("timeline", "load", "sizes", "search"):
         assert "left out: the time limit was reached" in section(page, name)
+    assert "limited by" in section(page, "verification")
 
 
 @pytest.mark.slow

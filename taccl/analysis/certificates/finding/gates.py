@@ -37,6 +37,8 @@ FOREVER = 2**61
 _MOST_RANKS = 2_048
 #: Max nodes for which distances between nodes are used.
 _MOST_NODES = 256
+#: Numbers of chunks for which the rests of sends are computed together.
+_AT_ONCE = 256
 
 
 class GateCosts:
@@ -170,7 +172,6 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
     none = np.zeros(len(e), dtype=np.int64)
     (offset, rest), (offset_full, rest_full) = send(1), send(m)
     soonest, most = least_of(np.minimum(offset, offset_full)), most_of(m)
-    sizes = range(1, int(m.max(initial=1)) + 1)
     return Gates(
         of_set=least_of(of_set[e]),
         alpha=np.where(most > 1, least_of(alpha), 0),
@@ -178,9 +179,31 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
         most=most,
         release=least_of(none if release is None else release[e]),
         offset=soonest,
-        rest=np.array([least_of(np.where(n <= m, send(n)[1], FOREVER)) for n in sizes]),
+        rest=_least_rests(num_gates, gate, m, *(send(n)[1] for n in (0, 1))),
         end_spread=most_of(np.maximum(rest, rest_full)) - least_of(np.minimum(rest, rest_full)),
     )
+
+
+def _least_rests(num_gates: int, gate: Ints, most: Ints, alpha: Ints, total: Ints) -> Ints:
+    """Min ticks from the start of a hold to the end of its send, by its chunks; (max chunks, num_gates).
+
+    - `gate`, `most`, `alpha`, `total`, (num_holds,): Gate of each hold, max chunks, and these ticks for sends
+      of no chunk and of one. They grow linearly with the chunks.
+    """
+    # Most holds of a gate are alike; only distinct ones are compared for each number of chunks.
+    lines = np.stack((total, alpha, most, gate))
+    lines = lines[:, np.lexsort(lines)]
+    is_new = np.ones(lines.shape[1], bool)
+    is_new[1:] = (lines[:, 1:] != lines[:, :-1]).any(axis=0)
+    total, alpha, most, gate = lines[:, is_new]
+    first = np.searchsorted(gate, np.arange(num_gates))
+    found = np.full((int(most.max(initial=1)), num_gates), FOREVER)
+    for begin in range(0, len(found) if num_gates else 0, _AT_ONCE):
+        some = found[begin : begin + _AT_ONCE]
+        n = np.arange(begin + 1, begin + len(some) + 1)[:, None]
+        ticks = np.where(n <= most, alpha + n * (total - alpha), FOREVER)
+        np.minimum.reduceat(ticks, first, axis=1, out=some)
+    return found
 
 
 def _covered_by(links: list[int], codes: list[int], shares: list[int]) -> tuple[Ints, Ints]:
