@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.baselines.mesh_images import images
-from taccl.baselines.tree_times import Cores
+from taccl.baselines.tree_times import Cores, Shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,3 +106,14 @@ def _orders(num: int) -> Sequence[tuple[int, ...]]:
     if math.factorial(num) <= _MOST_ORDERS:
         return [*permutations(range(num))]
     return [(*range(k, num), *range(k)) for k in range(num)]
+
+
+def divided(shares: Shares, cores: Cores, parts: int) -> tuple[Shares, Cores]:
+    """Copies of shares and cores with each step divided into `parts` steps; all sends are in the last one."""
+    begin, step = ((each + 1) * parts - 1 for each in (shares.begin, shares.step))
+    sends = np.repeat(shares.sends, parts, axis=2)
+    sends[:, :, np.arange(sends.shape[2]) % parts < parts - 1] = 0
+    closed = np.zeros(sends.shape, bool)
+    copied = Shares(shares.core.copy(), begin, shares.way.copy(), step, sends, closed, shares.random.copy())
+    length = np.where(cores.length > 0, (cores.length - 1) * parts + 1, 0)
+    return copied, cores._replace(length=length, step=np.where(cores.kind >= 0, cores.step * parts, -1))

@@ -22,7 +22,7 @@ from taccl._internal.deadline import NEVER, busy_factor
 from taccl._internal.kernels import is_compiled
 from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.mesh_images import classes_of_links, distinct_images, images, links_of_ranks
-from taccl.baselines.tree_cores import at_ends, cores_of
+from taccl.baselines.tree_cores import at_ends, cores_of, divided
 from taccl.baselines.tree_kernel import Rules, Sweeps, reassign
 from taccl.baselines.tree_plans import TreeMix
 from taccl.baselines.tree_times import Cores, Grid, Shares
@@ -31,7 +31,7 @@ from taccl.topology.fabrics import mesh
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from taccl._internal.deadline import Deadline
     from taccl.baselines.hubs import PlanSends
@@ -76,14 +76,13 @@ _FREE, _CLASHES = 0.4, 0.5
 #: `_DRIFT_GAIN`: max ratio of finishes at which no long search follows, as it gains less (about 1 %).
 #: `_HOPELESS`: share of the sweeps after which these end if the finish is above `_PAYS` times the best one.
 #: `_MOST_WORK`: max square of the number of shares, times ranks, while links drift apart (0.3 s per sweep).
-#: `_LAST_WORK`: same, from the best long search, and if drifting already gained that much.
+#: `_FEW_WORK`: same, to compare `_DRIFTS`, from the best long search, and if drifting gained that much.
 #: `_RESTART_WORK`: same, of all restarts of a drift with other random numbers (0.6 s).
-#: `_RESTARTS`, `_HALVINGS`: max restarts, and max times that the number of shares is halved before them.
+#: `_RESTARTS`: max restarts.
 _DRIFTS, _DRIFT_GAIN, _HOPELESS = ((1.0, 2), (0.8, 2), (1.0, 1)), 0.98, 1 / 3
-_MOST_WORK, _LAST_WORK, _RESTART_WORK = 8_000_000, 1_100_000, 1_400_000
-_RESTARTS, _HALVINGS = 20, 2
+_MOST_WORK, _FEW_WORK, _RESTART_WORK, _RESTARTS = 8_000_000, 1_100_000, 1_400_000, 20
 #: Max share of the time to choose the numbers of shares and steps; links then drift apart, which gains more.
-_CHOICE_SHARE = 0.6
+_CHOICE_SHARE = 0.4
 #: `_TRIES`: changes tried with each tree in a sweep.
 #: `_OTHERS`: a share tries its own core, and each other core with probability 1 / `_OTHERS`.
 _TRIES, _OTHERS = 40, 20
@@ -194,12 +193,12 @@ class _Mixes:
 
         - `until`, `most_transfers`: As for `soonest_mix`.
         """
-        best, numbers = None, [*self._numbers(most_transfers)]
+        best, before, numbers = None, list[_Found](), [*self._numbers(most_transfers)]
         chosen_by = until.sooner(_CHOICE_SHARE * until.left_s)
         while len(numbers) > 1 and self._uneven(numbers[0]) > _MOST_UNEVEN:
             del numbers[0]
         for number in numbers:
-            if best is not None and chosen_by.has_passed:
+            if best is not None and (chosen_by.has_passed or self._gains_too_little(number, before)):
                 break
             found = self._over_spans(number, best, chosen_by)
             if found is None:
@@ -208,10 +207,16 @@ class _Mixes:
             if best is not None and found.finish_us >= pays * best.finish_us:
                 break
             best = found
+            before.append(best)
         if best is None:
             return None
         self.is_brief = best.number * best.steps * len(self.near) <= _BRIEF_SENDS
-        return self._mix(self._improved(best, until))
+        return self._mix(self._improved(best, [each.number for each in before], until))
+
+    def _gains_too_little(self, number: int, before: Sequence[_Found]) -> bool:
+        """True if the last shares gained little, and links with that number of shares do not drift apart."""
+        gains = [each.finish_us for each in before[-2:]]
+        return len(gains) > 1 and gains[1] > _DRIFT_GAIN * gains[0] and self._work(number) > _MOST_WORK
 
     def _numbers(self, most_transfers: float) -> Iterator[int]:
         """Yield numbers of shares, each finer than the one before."""
@@ -280,29 +285,23 @@ class _Mixes:
             best = _earlier(best, self._searched(number, best.steps, span, _BRIEF, until, closes=True))
         return best
 
-    def _improved(self, even: _Found, until: Deadline) -> _Found:
+    def _improved(self, even: _Found, coarser: Sequence[int], until: Deadline) -> _Found:
         """Best after sweeps in which links drift apart; if these gain little, after long searches, too.
 
         Long searches of small problems also try other numbers of steps. Links then drift apart from the best.
-        At last, the best drift is repeated with other random numbers, if necessary with fewer shares.
+        At last, the best drift is repeated with other random numbers.
         """
-        best, start, parts = self._drifted_apart(even, until)
+        best, start, parts = self._drifted_apart(even, self._few_like(even, coarser, until), until)
         if best.finish_us >= _DRIFT_GAIN * even.finish_us:
             long = self._long_searched(even, until)
             best = _earlier(best, long)
-            if long is not even and self._work(even.number) <= _LAST_WORK and not until.has_passed:
+            if long is not even and self._work(even.number) <= _FEW_WORK and not until.has_passed:
                 found = self._drifting(long, 1, best.finish_us, until)
                 if found.finish_us < best.finish_us:
                     best, start, parts = found, long, 1
-        number, few = start.number, start
-        for _ in range(_HALVINGS):
-            if number % (2 * self.least_number) == 0 and self._work(number) * _RESTARTS > _RESTART_WORK:
-                number //= 2
-        if number < start.number and self._work(number) <= _RESTART_WORK and not until.has_passed:
-            few = self._searched(number, start.steps, start.span, _BRIEF, until) or start
-        for seed in range(2, 2 + min(_RESTARTS, _RESTART_WORK // self._work(few.number))):
+        for seed in range(2, 2 + min(_RESTARTS, _RESTART_WORK // self._work(start.number))):
             if not until.has_passed:
-                best = _earlier(best, self._drifting(few, parts, best.finish_us, until, seed))
+                best = _earlier(best, self._drifting(start, parts, best.finish_us, until, seed))
         return best
 
     def _work(self, number: int) -> int:
@@ -313,18 +312,30 @@ class _Mixes:
         """True if there are few shares, steps and ranks."""
         return found.number * found.steps * len(self.near) <= _FEW_SENDS
 
-    def _drifted_apart(self, even: _Found, until: Deadline) -> tuple[_Found, _Found, int]:
-        """(best after sweeps in which links drift apart, start of the best drift, parts of its steps)."""
-        best, start, parts = even, even, _DRIFTS[0][1]
-        for share, number in _DRIFTS:
-            gains = best.finish_us < _DRIFT_GAIN * even.finish_us
-            if until.has_passed or self._work(even.number) > (_LAST_WORK if gains else _MOST_WORK):
+    def _few_like(self, even: _Found, coarser: Sequence[int], until: Deadline) -> _Found:
+        """Result in as many steps with few of the `coarser` numbers of shares; `even` if it has few, too."""
+        fits = [number for number in (*coarser, even.number) if self._work(number) <= _FEW_WORK]
+        if not fits or fits[-1] == even.number:
+            return even
+        return self._searched(fits[-1], even.steps, even.span, _BRIEF, until) or even
+
+    def _drifted_apart(self, even: _Found, few: _Found, until: Deadline) -> tuple[_Found, _Found, int]:
+        """(best after sweeps in which links drift apart, start of the best drift, parts of its steps).
+
+        - `few`: `even`, or a result with fewer shares. The best drift of these is then repeated with `even`.
+        """
+        best, start, parts, tried = even, even, _DRIFTS[0][1], list[tuple[float, float, int]]()
+        for each in (*_DRIFTS, *([] if few is even else [None])):
+            of, (share, number) = (few, each) if each else (even, min(tried)[1:])
+            gains = of is few and best.finish_us < _DRIFT_GAIN * even.finish_us
+            if until.has_passed or self._work(of.number) > (_FEW_WORK if gains else _MOST_WORK):
                 break
-            fewer = max(self.least_steps, round(share * even.steps))
-            brief = even if share == 1 else self._searched(even.number, fewer, even.span, _BRIEF, until)
+            fewer = max(self.least_steps, round(share * of.steps))
+            brief = of if share == 1 else self._searched(of.number, fewer, of.span, _BRIEF, until)
             if brief is not None:
-                to_beat_us = even.finish_us if self._is_small(even) else best.finish_us
-                found = self._drifting(brief, number, to_beat_us, until)
+                to_beat = of if self._work(of.number) <= _FEW_WORK else best
+                found = self._drifting(brief, number, to_beat.finish_us, until)
+                tried.append((found.finish_us, share, number))
                 if found.finish_us < best.finish_us:
                     best, start, parts = found, brief, number
         return best, start, parts
@@ -398,7 +409,7 @@ class _Mixes:
         key = start.finish_us, start.number, start.steps, parts, seed
         if key in self._drifted:
             return self._drifted[key]
-        shares, cores = _divided(start, parts)
+        shares, cores = divided(start.shares, start.cores, parts)
         if seed is not None:
             shares.random[0] = seed
         trees = self._sweeps(cores, shares)
@@ -466,15 +477,3 @@ class _Mixes:
 def _earlier(best: _Found, found: _Found | None) -> _Found:
     """Result with the earlier finish; `best` if they are equal or `found` is None."""
     return best if found is None or found.finish_us >= best.finish_us else found
-
-
-def _divided(found: _Found, parts: int) -> tuple[Shares, Cores]:
-    """Copies of shares and cores with each step divided into `parts` steps; all sends are in the last one."""
-    shares, cores = found.shares, found.cores
-    begin, step = ((each + 1) * parts - 1 for each in (shares.begin, shares.step))
-    sends = np.zeros((*shares.sends.shape[:2], found.steps * parts), np.int64)
-    sends[:, :, parts - 1 :: parts] = shares.sends
-    closed = np.zeros(sends.shape, bool)
-    copied = Shares(shares.core.copy(), begin, shares.way.copy(), step, sends, closed, shares.random.copy())
-    length = np.where(cores.length > 0, (cores.length - 1) * parts + 1, 0)
-    return copied, cores._replace(length=length, step=np.where(cores.kind >= 0, cores.step * parts, -1))

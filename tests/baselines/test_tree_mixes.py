@@ -49,13 +49,13 @@ def test_links_of_a_square_mesh_are_in_six_classes():
     ],
 )
 def test_mixes_of_trees_finish_before_other_forms(sizes, num_bytes, before_us):
-    """A mix finishes as estimated, and the bucket algorithm takes it, or one with about as many transfers."""
+    """A mix finishes as estimated, and the bucket algorithm takes it or one that is as early."""
     mix, found = mix_of(sizes, num_bytes)
     assert taccl.verify(found).ok
     assert found.finish_us == pytest.approx(mix.finish_us, rel=0.002)
     assert found.finish_us < before_us
     problem = taccl.make_problem(taccl.topologies.mesh(*sizes), "allreduce", size_bytes=num_bytes)
-    assert bucket(problem).finish_us == pytest.approx(found.finish_us, rel=0.004)
+    assert bucket(problem).finish_us < 1.004 * found.finish_us
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 3), (2, 2, 3)])
@@ -99,18 +99,33 @@ def test_messages_at_corners_take_several_steps():
     assert_sums_are_whole(mixes._mix(found))
 
 
-def test_restarts_use_fewer_shares_and_keep_the_best(monkeypatch):
-    """Links drift apart again, from half of the shares if all restarts then fit their max work."""
+def test_restarts_keep_the_best(monkeypatch):
+    """Links drift apart again with other random numbers, and the best of all drifts is kept."""
+    made = taccl.topologies.mesh(2, 3)
+    mixes = tree_mixes._Mixes(made, grid_of(made), 1_000_000, 1)
+    even = mixes._searched(4, 7, 1, 2, NEVER)
+    monkeypatch.setattr(tree_mixes, "_RESTARTS", 0)
+    once = mixes._improved(even, [], NEVER)
+    monkeypatch.setattr(tree_mixes, "_RESTARTS", 6)
+    again = mixes._improved(even, [], NEVER)
+    assert [key[-1] for key in mixes._drifted if key[-1] is not None] == [*range(2, 8)]
+    assert again.finish_us < once.finish_us
+    assert_sums_are_whole(mixes._mix(again))
+
+
+def test_the_best_drift_of_few_shares_is_repeated_with_more(monkeypatch):
+    """Links drift apart in all ways with few shares, then in the best way with all of them."""
     made = taccl.topologies.mesh(2, 3)
     mixes = tree_mixes._Mixes(made, grid_of(made), 320_000, 1)
-    even = mixes._searched(8, 6, 1, 2, NEVER)
-    once = mixes._improved(even, NEVER)
-    monkeypatch.setattr(tree_mixes, "_RESTARTS", 6)
-    monkeypatch.setattr(tree_mixes, "_RESTART_WORK", 6 * 4**2 * 6)
-    again = mixes._improved(even, NEVER)
-    assert {key[1] for key in mixes._drifted if key[-1] is not None} == {4}
-    assert len(mixes._drifted) > 6 and again.finish_us < once.finish_us
-    assert_sums_are_whole(mixes._mix(again))
+    even = mixes._searched(32, 6, 1, 2, NEVER)
+    monkeypatch.setattr(tree_mixes, "_FEW_WORK", 8**2 * 6)
+    few = mixes._few_like(even, [4, 8, 32], NEVER)
+    assert (few.number, few.steps, few.span) == (8, even.steps, even.span)
+    best, start, _ = mixes._drifted_apart(even, few, NEVER)
+    (*tries, last) = (key[1:4] for key in mixes._drifted)
+    assert [number for number, _, _ in tries] == [8, 8, 8]
+    assert last[0] == 32 and last[1:] in [each[1:] for each in tries]
+    assert best.finish_us < even.finish_us and start.number in (8, 32)
 
 
 @pytest.mark.parametrize(
