@@ -180,7 +180,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 def _option_named(where: str | None, options: argparse.Namespace) -> str | None:
     """Command-line option for the parameter name in an error's `where`; None if there is none."""
     where = where or ""
-    names = (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes")))
+    names = (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes", "_dir")))
     return next((flag_of(name) for name in names if name in getattr(options, "flags", ())), None)
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
+#: Kind of file that the commands on schedules expect, for messages.
+_SCHEDULE = "a schedule"
 #: `_LEAST_CHUNK`: min bytes of a chunk of layers, as in the paper on PHub.
 #: `_CHUNKS_PER_SERVER`: default number of chunks per server, if chunks are no smaller than `_LEAST_CHUNK`.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
@@ -55,7 +57,7 @@ def schedule_and_details(file: str, options: argparse.Namespace) -> tuple[Schedu
     from taccl.formats.detection import readable, wrong_format
     from taccl.formats.native import load_schedule, read_document
 
-    given, found = picked(options, "topology", "chunk_size", "time_unit_us"), readable(file)
+    given, found = picked(options, "topology", "chunk_size", "time_unit_us"), readable(file, wanted=_SCHEDULE)
     if found.name == "upstream-algorithm":
         from taccl.formats.published.algorithm import load_upstream_algorithm
 
@@ -66,7 +68,7 @@ def schedule_and_details(file: str, options: argparse.Namespace) -> tuple[Schedu
         remedy = f"`taccl convert {shlex.quote(file)} OUT.json --topology NAME --size 1MB`"
         raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
     if found.holds != "schedule":
-        raise wrong_format(file, found, "a schedule")
+        raise wrong_format(file, found, _SCHEDULE)
     refuse(options, given, "a schedule in taccl's own format contains it; leave the option out")
     document = read_document(file)
     return load_schedule(document, where=file), document.get("result") or {}

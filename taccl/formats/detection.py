@@ -128,12 +128,16 @@ def _unknown(found: str, where: str, kinds: Sequence[str] = (), wanted: str = _A
     return FormatError(f"{said}; check the path", where=where)
 
 
-def readable(path: str | os.PathLike[str], name: str | None = None, where: str = "format") -> FileFormat:
+def readable(
+    path: str | os.PathLike[str], name: str | None = None, where: str = "format", wanted: str = _ANY_FORMAT
+) -> FileFormat:
     """Format for reading a file: the format called `name` or, without a name, the format of its content.
+
+    - `wanted`: See `format_of_content`.
 
     Raises `InputError` if the format is write-only, and the errors of `format_of_content` and `format_named`.
     """
-    each = format_of_content(path) if name is None else format_named(name, where=where)
+    each = format_of_content(path, wanted) if name is None else format_named(name, where=where)
     if not each.load and not kinds_of(path):  # a write-only format that is not text, such as Parquet
         text = f"{each.name} ({each.description}) is write-only; give the {each.holds} that it was made of"
         raise InputError(text, where=os.fspath(path))

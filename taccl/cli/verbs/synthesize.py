@@ -103,7 +103,10 @@ def run(options: argparse.Namespace) -> Answer:
     implicit = None if lists else implicit_answer(options)
     if implicit is not None:
         return implicit
-    memory_limit_mb = options.memory_limit and max(1, options.memory_limit // 10**6)
+    memory_limit_mb = options.memory_limit and options.memory_limit // 10**6
+    if memory_limit_mb == 0:
+        said = f"found {format_size(options.memory_limit)}; expected at least 1MB, e.g. 4GB"
+        raise InputError(said, where="--memory-limit")
     check_room(options, memory_limit_mb)
     start = None if options.start is None else schedule_in(options.start, _OWN_FILE)
     if start is not None and options.protocol == "auto":
