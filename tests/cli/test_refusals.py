@@ -34,6 +34,7 @@ REFUSED = {
         ("suggest ring:4 --collective allgather --check", "--check: found no value; give one"),
         ("report schedule.json -o r.pdf", "r.pdf: found the ending '.pdf'; the output is a page in HTML"),
         ("diagnose all.log -o d.pdf", "d.pdf: found the ending '.pdf'; the output is a page in HTML"),
+        ("fit all.log --topology dgx-h100 -o p.json", "p.json: found the ending '.json'; a profile is saved as TOML"),
         ("plot sketch.toml -o a.svg", "found a sketch; expected a schedule; `taccl show sketch.toml` reads it"),
         ("verify sketch.toml", "found a sketch; expected a schedule or a program; `taccl show sketch.toml` reads it"),
         ("synthesize --topology ring:4 --collective alltoallv --matrix zip:1", "--matrix: found 'zip:1', which is no file; expected a CSV or .npy"),

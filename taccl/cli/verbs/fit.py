@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import taccl
 from taccl.cli.inputs import check_path, is_file, topology_from_word
@@ -41,6 +42,9 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Fit the costs of a machine to logs of benchmarks, and write them as a profile."""
     check_output(options, "plot")
+    if options.output is not None and (ending := Path(options.output).suffix.lower()) not in ("", ".toml"):
+        said = f"found the ending '{ending}'; a profile is saved as TOML, so give a name that ends in .toml"
+        raise InputError(said, where=options.output)
     with notes_shown() as note:
         note("reading and fitting")
         given = picked(options, "nodes", "collective", "in_place", "seed")
