@@ -203,10 +203,12 @@ def _other_network(facts: Facts) -> Found:
     if facts.named_network or facts.slow_network is None or "sockets" in facts.stated:
         return None
     whole = facts.nic_gb_per_s * facts.nics_per_node
-    rates = (f"{share * whole:.3g} ({name})" for name, share in sorted(facts.network_shares.items()))
+    algorithms: dict[str, list[str]] = {}
+    for name, share in sorted(facts.network_shares.items()):
+        algorithms.setdefault(f"{share * whole:.3g}", []).append(name)
+    rates = " or ".join(f"{rate} ({', '.join(names)})" for rate, names in algorithms.items())
     named = f"{facts.log_network}, but no rates" if facts.log_network else "no network"
-    told = f"the log names {named}; NICs of {' or '.join(rates)} GB/s per node in all explain it"
-    return "possible", 0.0, told
+    return "possible", 0.0, f"the log names {named}; a node's NICs with {rates} GB/s in all explain the rate"
 
 
 #: Causes of slow large messages, in the order in which pages list them.
