@@ -23,6 +23,7 @@ from taccl.analysis.certificates.scopes import (
 )
 from taccl.cli.output import result_answer
 from taccl.problem.making import merged
+from taccl.synthesis.bounding import no_bound
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import HASTY, brief_synthesis
 from tests.fuzzing import MANY, by_turns, cases
@@ -59,7 +60,7 @@ def test_a_finish_that_other_chunks_beat_is_optimal_for_its_chunks_alone():
 
 def test_both_bounds_are_reported_if_they_differ():
     """Different bounds, 40 us for whole chunks and 30 us over all chunkings, are shown in two rows; equal
-    bounds in one."""
+    bounds in one. Without a bound the row says so."""
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     alike = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
@@ -68,6 +69,7 @@ def test_both_bounds_are_reported_if_they_differ():
     assert rows[0][1].startswith("40 us for 1 chunk per rank")
     assert rows[1][1].startswith("30 us")
     assert len(bound_rows(alike, bound_over_all_chunkings(alike))) == 1
+    assert bound_rows(no_bound(whole.problem), None) == [("bound", "none proven so far")]
 
 
 @pytest.mark.slow

@@ -167,7 +167,8 @@ def bound_rows(
     - `is_open`: True if the number of chunks was left open, so that `every` was requested.
     """
     if every is None:
-        return [("bound", f"{bound.text}, limited by {bound.limits}")]
+        is_proven = bound.kind != "none"
+        return [("bound", f"{bound.text}, limited by {bound.limits}" if is_proven else "none proven so far")]
     asked, other = (every, bound) if is_open else (bound, every)
     if bound.bound <= every.bound * (1 + _LEAST_DIFFERENCE):
         return [("bound", f"{format_us(asked.bound)}, limited by {asked.limits}")]
