@@ -52,7 +52,7 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot be used ({reason}); give another path", where=where) from None
     if names and not overwrite:
-        said = "the folder exists; pass --force (overwrite=True) to replace it, or give another path"
+        said = "the folder exists; pass --overwrite (overwrite=True) to replace it, or give another path"
         raise InputError(said, where=where)
     index = _index_of(path)
     files = index.get("files")

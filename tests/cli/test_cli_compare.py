@@ -361,6 +361,6 @@ def test_a_plan_whose_index_is_damaged_is_not_replaced(run, folder, index):
     """`taccl plan` does not replace a folder whose index is damaged, as it may hold other files than a plan."""
     (folder / "plan").mkdir()
     (folder / "plan" / "plan.json").write_bytes(index)
-    code, _, err = run("plan", "ring:4", "--collective", "allgather", "-o", folder / "plan", "--force")
+    code, _, err = run("plan", "ring:4", "--collective", "allgather", "-o", folder / "plan", "--overwrite")
     assert (code, err.count("taccl: "), "other than a plan" in err) == (2, 1, True)
     assert (folder / "plan" / "plan.json").read_bytes() == index

@@ -224,7 +224,7 @@ def test_a_program_that_hangs_is_not_simulated(run):
 
 @pytest.mark.slow
 def test_plan_writes_a_folder(run, tmp_path):
-    """Sizes go to stderr, ranges to stdout, files to the folder; a second run requires --force."""
+    """Sizes go to stderr, ranges to stdout, files to the folder; a second run requires --overwrite."""
     folder = tmp_path / "plan"
     words = (
         "ring:4",
@@ -242,8 +242,8 @@ def test_plan_writes_a_folder(run, tmp_path):
     assert f"source {folder}/environment.sh" in out
     assert json.loads((folder / "plan.json").read_text())["ranges"][0]["min_bytes"] == 4000
     code, _, err = run("plan", *words, "-o", folder)
-    assert (code, "--force" in err) == (2, True)
-    assert run("plan", *words, "-o", folder, "--force")[0] == 0
+    assert (code, "--overwrite" in err) == (2, True)
+    assert run("plan", *words, "-o", folder, "--overwrite")[0] == 0
 
 
 @pytest.mark.slow

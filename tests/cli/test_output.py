@@ -205,7 +205,7 @@ def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
         ],
         xml: ["convert", str(schedule), xml, "--overwrite"],
         page: ["report", str(schedule), "-o", page, "--overwrite", "--time-limit", "0.1"],
-        str(index): ["plan", "ring:4", *once, "-o", str(plan), "--force"],
+        str(index): ["plan", "ring:4", *once, "-o", str(plan), "--overwrite"],
     }
     done = subprocess.run(
         [sys.executable, "-c", REPLACES, json.dumps(list(commands.items()))],

@@ -328,7 +328,7 @@ def test_only_plans_are_replaced(tmp_path):
         ring_plan().save(tmp_path, overwrite=True)
     folder = tmp_path / "plan"
     ring_plan().save(folder)
-    with pytest.raises(InputError, match="--force"):
+    with pytest.raises(InputError, match="--overwrite"):
         ring_plan().save(folder)
     ring_plan().save(folder, overwrite=True)
 

@@ -47,7 +47,7 @@ def add(verb: ArgumentParser) -> None:
     add_collective(verb)
     option(verb, "--sizes S:S", "range FROM:TO, or sizes S,S,... at which to synthesize", default="1KB:1GB")
     option(verb, "-o --output DIR", "output folder; not created on failure")
-    option(verb, "--force --overwrite", "replace an existing plan in DIR", dest="overwrite")
+    option(verb, "--overwrite --force", "replace an existing plan in DIR")
     group = verb.add_argument_group("problem")
     add_options(group, "--topology", help="a file, a machine, or a fabric (default: the sketch's)")
     add_options(group, "--nodes", "--profile")
@@ -117,7 +117,7 @@ def run(options: Namespace) -> Answer:
     lines = [text, *(f"note: {note}" for note in new), ""]
     lines += [f"written to {shown(options.output)}: {len(paths)} files", *index["coverage"].values()]
     registration = index["registration"].values()
-    lines += ["to register them"] if registration else []
+    lines += ["to register them:"] if registration else []
     lines += [f"  {how} {shown(path)}" for how, path in zip(registration, paths[1:], strict=False)]
     values |= {"files": paths, **{name: index[name] for name in ("notes", "coverage")}}
     return Answer("\n".join(lines), values)
