@@ -6,12 +6,16 @@ import re
 import reprlib
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 #: Minimum number of letters with which a part of a name is recognised: ``h100`` for ``dgx-h100``.
 _LEAST_LETTERS = 4
 #: Minimum number of letters with which the start of a name is recognised: ``p5`` for ``p5.48xlarge``.
 _LEAST_START = 2
+
+#: `_COMPARED`: max similar names that are compared.
+#: `_ALIKE`: max difference of the likenesses of names of which the first known one is suggested.
+_COMPARED, _ALIKE = 5, 0.07
 
 #: Numbers that stand alone, unlike those of names and of sizes with a unit.
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.-]*\w)")
@@ -31,7 +35,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     part = _plain(word)
     near = [name for name in by_plain if len(part) >= _LEAST_LETTERS and part in name]
     near = near or [name for name in by_plain if len(part) >= _LEAST_START and name.startswith(part)]
-    near = near or get_close_matches(part, by_plain, n=1, cutoff=0.6)
+    if not near and (close := get_close_matches(part, by_plain, n=_COMPARED, cutoff=0.6)):
+        likeness = {name: SequenceMatcher(None, name, part).ratio() for name in close}
+        least = likeness[close[0]] - _ALIKE
+        near = [name for name in by_plain if likeness.get(name, 0.0) >= least]
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
 
 

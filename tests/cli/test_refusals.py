@@ -121,7 +121,7 @@ REFUSED = {
         (f"synthesize dgx-h1000 {GATHER} 1MB", "no shipped sketch, machine or fabric of that name"),
         (f"synthesize dgx-h1000 {GATHER} 1MB", "did you mean 'dgx-h100'?"),
         (f"bound dgx-h10 {GATHER} 1MB", "did you mean 'dgx-h100'?"),
-        (f"synthesize ndv2/sk9 {GATHER} 1MB", "did you mean 'ndv2/sk3'?"),
+        (f"synthesize ndv2/sk9 {GATHER} 1MB", "did you mean 'ndv2/sk1'?"),
         (f"synthesize rinq:8 {GATHER} 1MB", "did you mean 'ring'?"),
         (f"synthesize zzzzqq {GATHER} 1MB", "and machines are ndv2"),
         (f"synthesize dgx-h1000 --topology ndv2 {GATHER} 1MB", "no shipped sketch of that name"),

@@ -77,6 +77,12 @@ def test_a_name_that_holds_the_word_is_offered_first(word, name):
     assert did_you_mean(word, known) == f"; did you mean {name!r}?"
 
 
+def test_the_first_of_names_that_are_about_equally_near_is_offered():
+    """Of names that are similar to about the same degree, the first known one is suggested."""
+    known = ("ndv2/sk1", "ndv2/sk1-n1", "ndv2/sk2")
+    assert did_you_mean("ndv2/sk11", known) == did_you_mean("ndv2/sk9", known) == "; did you mean 'ndv2/sk1'?"
+
+
 def test_extras_are_installed_from_the_source():
     """Pages and code name extras as in ``'.[mpi]'``, never of a published package, and each extra exists."""
     root = Path(__file__).parents[2]
