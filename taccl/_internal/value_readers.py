@@ -108,7 +108,9 @@ def _extended(value: Any, where: str) -> float:
 
 
 def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
-    expected = f"expected a {'finite' if zero else 'positive'} number of seconds, or a time such as '60s'"
+    expected = (
+        f"expected a {'finite' if zero else 'positive'} number of seconds, or a time such as '60s' or '5min'"
+    )
     try:
         has_unit = isinstance(value, str) and value.strip()[-1:].isalpha()
         seconds = float(parse_time_us(value) / 10**6) if has_unit else _finite(value, where)

@@ -55,7 +55,9 @@ positive = reader(whole, lambda n: n > 0, "a positive whole number")
 at_least_zero = reader(whole, lambda n: n >= 0, "a whole number of at least 0")
 jitter = reader(float, lambda x: 0 <= x < 1, "a number of at least 0 and below 1")
 rate = reader(float, lambda x: 0 < x < math.inf, "a positive number")
-seconds = reader(_seconds, lambda x: 0 < x < math.inf, "a positive number of seconds, or a time such as 60s")
+seconds = reader(
+    _seconds, lambda x: 0 < x < math.inf, "a positive number of seconds, or a time such as 60s or 5min"
+)
 
 
 def _ranks_and_runs(text: str) -> tuple[int, ...]:
