@@ -193,7 +193,7 @@ def all_ranks(name: str, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
     if num_chunks > _MOST_CHUNKS:
         raise CollectiveError(
             f"found chunks of {num_ranks} ranks, {num_chunks} in all; expected at most {_MOST_CHUNKS}: give "
-            "fewer, or use synthesize_implicit on a fabric that it knows",
+            "fewer; taccl.synthesize_implicit lists no chunks on rings, tori and other fabrics by name",
             where=f"{name}: num_ranks, chunks_per_rank",
         )
     return tuple(range(num_ranks))

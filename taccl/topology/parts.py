@@ -113,8 +113,8 @@ def check_num_links(num_links: int, *, where: str) -> None:
     """Raise `TopologyError` if a topology would have too many links to hold in memory."""
     if num_links > MAX_LINKS:
         raise TopologyError(
-            f"found {quoted(num_links)} links; expected at most {MAX_LINKS}: ask for fewer ranks, or use "
-            "synthesize_implicit on a fabric that it knows, which lists none",
+            f"found {quoted(num_links)} links; expected at most {MAX_LINKS}: ask for fewer ranks; "
+            "taccl.synthesize_implicit lists no links of rings, tori and other fabrics by name",
             where=where,
         )
 
