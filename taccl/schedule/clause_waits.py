@@ -50,10 +50,16 @@ def add_local_first(order: Precedence) -> None:
 
 
 def add_releases(order: Precedence) -> None:
-    """Add waits for release dates: a rank's initial data is neither sent nor added to before its date."""
-    released = order.problem.release_ticks
+    """Add waits for release dates: a rank's initial data is neither sent nor added to before its date.
+
+    A chunk that a rank derives from initial data has the same date.
+    """
+    released = dict(order.problem.release_ticks)
     if not released:
         return
+    for made in order.problem.collective.derivations_in_turn:
+        if (made.source, made.rank) in released:
+            released[made.chunk, made.rank] = released[made.source, made.rank]
     zero = order.join((), CLAUSE)
     for transfer, s in enumerate(order.send):
         ends, chunk = order.problem.topology.links[order.link[s]], order.chunk[transfer]

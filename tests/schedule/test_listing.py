@@ -103,6 +103,7 @@ def test_a_derived_chunk_waits_for_the_release_of_its_source():
     for start, kinds in ((0, ["presence"]), (99, ["presence"]), (100, [])):
         schedule = make_schedule(problem, chunk=[1], link=[1], start=[start], end=[start + 2])
         assert [each.kind for each in taccl.verify(schedule).violations] == kinds
+    assert first_schedule(problem).finish == 102
 
 
 def test_chunks_that_need_no_send_do_not_bound_the_finish(problem):
