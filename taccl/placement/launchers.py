@@ -35,12 +35,17 @@ _TORCHRUN = """\
 # Prints the options of torchrun for the host that it runs on, or for the host that is named:
 #   torchrun $(sh FILE) train.py
 # Static rendezvous honours --node-rank; --rdzv-backend=c10d does not, and orders hosts by itself.
-host=${{1:-$(hostname)}}
+for host in ${{1:-{own}}}; do
 case "$host" in
 {cases}
-*) echo "$0: $host is not one of the hosts" >&2; exit 1 ;;
+*) continue ;;
 esac
+exit
+done
+echo "$0: $host is not one of the hosts" >&2; exit 1
 """
+#: Shell words that print names of the host that a script runs on; if hosts are addresses, the second.
+_OWN_NAME, _OWN_ADDRESSES = "$(hostname)", "$(hostname -I 2>/dev/null) $(hostname)"
 
 
 @checked
@@ -245,7 +250,8 @@ def _torchrun(placed: Sequence[str]) -> str:
         given = f"--nnodes={len(runs)} --node-rank={number} --nproc-per-node={count} --rdzv-backend=static"
         meet = f"--master-addr={runs[0][0]} --master-port={_PORT}"
         lines.append(f"{'|'.join(words)}) echo {given} {meet} ;;")
-    return _TORCHRUN.format(cases="\n".join(lines))
+    are_addresses = any(re.fullmatch(r"[\d.]+", name) for name, _ in runs)
+    return _TORCHRUN.format(cases="\n".join(lines), own=_OWN_ADDRESSES if are_addresses else _OWN_NAME)
 
 
 def _runs(placed: Sequence[str]) -> list[tuple[str, int]]:

@@ -394,6 +394,19 @@ class TestTorchrun:
         ranks = placed(placement, hosts)
         assert [self.options(path, host).node_rank for host in ranks] == [0, 1, 2, 3]
 
+    def test_a_host_knows_its_addresses(self, placement, tmp_path):
+        """If hosts are addresses, the script finds that of its host among those that `hostname -I` prints."""
+        hosts = [f"10.0.0.{number}" for number in range(4)]
+        path = tmp_path / "nodes.sh"
+        path.write_text(hostfile(placement, hosts, "torchrun"))
+        (tmp_path / "hostname").write_text(
+            '#!/bin/sh\n[ "$1" = -I ] && echo 172.17.0.1 10.0.0.3 fe80::1 || echo vm3\n'
+        )
+        (tmp_path / "hostname").chmod(0o755)
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(["sh", path], capture_output=True, text=True, check=True, env=environment)
+        assert f"--node-rank={placed(placement, hosts).index('10.0.0.3')} " in done.stdout
+
     def test_a_host_that_is_not_there_gets_none(self, placement, tmp_path):
         """The script fails on a host that is not in its list, and names it."""
         path = tmp_path / "nodes.sh"
