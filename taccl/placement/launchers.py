@@ -27,6 +27,7 @@ _QUEUE = re.compile(r"\S+@\S+ \S+")
 _LISTED = re.compile(r"(?:[^,\[]|\[[^\]]*(?:\]|$))+")
 _NUMBERED = re.compile(r":\d+$|^[A-Za-z].*\d|^\d+(?:\.\d+){3}$")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
+_ADDRESS = re.compile(r"\d+(?:\.\d+){3}(?::\d+)?")
 #: Options with which Open MPI makes each line of a host file a rank, bound to a core as usual.
 _SEQUENTIALLY = " --map-by seq --bind-to core:if-supported"
 #: Port at which torchrun's processes meet; PyTorch's default.
@@ -96,6 +97,7 @@ def _items(line: str) -> list[str]:
 
     The line is split at commas if it has brackets, or if every part has a number (``a:4, b1``). It is split
     at blanks if hosts and numbers of slots alternate, or if every word is a host with a number in its name.
+    An address beside names is a line of ``/etc/hosts``, which has one host, and is not split.
     Otherwise all of it is one entry: names without numbers, such as ``src,dst``, are the header of a table.
     """
     words = line.split()
@@ -103,8 +105,9 @@ def _items(line: str) -> list[str]:
         words = words[:2]
     if len(words) > 1 and len(words) % 2 == 0 and all(word.isdigit() for word in words[1::2]):
         return [f"{host}:{number}" for host, number in zip(words[::2], words[1::2], strict=True)]
+    is_alias = any(map(_ADDRESS.fullmatch, words)) and not all(map(_ADDRESS.fullmatch, words))
     if len(words) > 1 and all(_HOST.fullmatch(word) and _NUMBERED.search(word) for word in words):
-        return words
+        return [line] if is_alias else words
     items = [item.strip() for item in _LISTED.findall(line)]
     is_list = "[" in line or bool(items) and all(_NUMBERED.search(item) for item in items)
     return items if is_list else [line] if line else []
@@ -250,7 +253,7 @@ def _torchrun(placed: Sequence[str]) -> str:
         given = f"--nnodes={len(runs)} --node-rank={number} --nproc-per-node={count} --rdzv-backend=static"
         meet = f"--master-addr={runs[0][0]} --master-port={_PORT}"
         lines.append(f"{'|'.join(words)}) echo {given} {meet} ;;")
-    are_addresses = any(re.fullmatch(r"[\d.]+", name) for name, _ in runs)
+    are_addresses = any(_ADDRESS.fullmatch(name) for name, _ in runs)
     return _TORCHRUN.format(cases="\n".join(lines), own=_OWN_ADDRESSES if are_addresses else _OWN_NAME)
 
 

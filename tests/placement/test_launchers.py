@@ -123,6 +123,7 @@ class TestHosts:
             ("src,dst\n", "line 1: found 'src,dst'"),
             ("n[4-2]\n", "line 1: found '4-2'"),
             ("a b\n", "line 1: found 'a b'"),
+            ("10.0.0.1 a1\n", "line 1: found '10.0.0.1 a1'"),
             ("a:0\n", "line 1: found 'a:0'"),
         ],
     )
