@@ -85,18 +85,18 @@ TEXTS = {
         "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
         "64      1k      =1k      124k        0.02s      7.77       8.24       0.12\n"
     ),
-    "log of gdrcopy": "BAR writing test, size=131072 offset=0 num_iters=10000\nwrite BW: 10984.5MB/s\n",
+    "output of gdrcopy or gdscheck": "BAR writing test, size=131072 offset=0 num_iters=10000\nwrite BW: 10984.5MB/s\n",
     "log of ROCm Validation Suite (RVS)": "[RESULT] [ 8632.137] Action name :pebb\n",
     "log of ucc_perftest or of a benchmark in PyTorch": (
         "       Count        Size                Time, us                           Bandwidth, GB/s\n"
         "         128         512       21.31       20.88       21.98        0.04        0.04        0.04\n"
     ),
-    "log of PARAM or of the benchmarks of gloo or HCL": (
+    "log of PARAM or of the benchmarks of gloo, HCL or DeepEP": (
         "Device:      tcp, pci=0000:01:00.0, iface=eth0\nAlgorithm:   allreduce_ring\n\n"
         "   elements   min (us)   p50 (us)   p99 (us)   max (us)   avg (GB/s)    samples\n"
     ),
     "output of dcgmi, xpu-smi, npu-smi, hl-smi, hy-smi or cnmon": "           NPU0       NPU1\nNPU0       X          HCCS\n",
-    "log of iperf, netperf, qperf, ucx_perftest or ping": (
+    "log of iperf, netperf, qperf, sockperf, ucx_perftest or ping": (
         "[ ID] Interval           Transfer     Bitrate         Retr  Cwnd\n"
         "[  5]   0.00-1.00   sec  2.72 GBytes  23.4 Gbits/sec    0   1.5 MBytes\n"
     ),
@@ -115,7 +115,7 @@ TEXTS = {
         "n1:1 to\t8000.5\t0.000\t\n\nRecv\tn0:0\tn1:1\t\nn0:0 from\t0.000\t8000.5\t\n"
     ),
     "topology or result of TACOS in CSV": "2\nSrc,Dest,Latency (ns),Bandwidth (GB/s)\n0,1,500,50\n1,0,500,50\n",
-    "output of bandwidthTest": (
+    "output of bandwidthTest, deviceQuery or another sample of CUDA": (
         "[CUDA Bandwidth Test] - Starting...\nRunning on...\n\n Device 0: Example GPU\n"
         " Host to Device Bandwidth, 1 Device(s)\n"
     ),
@@ -169,6 +169,9 @@ TEXTS = {
         "00:00.0 Host bridge: Example Corporation Device 0001\n"
         "17:00.0 3D controller: Example Corporation Device 2330 (rev a1)\n"
     ),
+    "output of PyTorch's or vLLM's collect_env": (
+        "Collecting environment information...\nPyTorch version: 2.6.0+cu124\nIs debug build: False\n"
+    ),
     "output of lscpu or numactl": "available: 2 nodes (0-1)\nnode 0 cpus: 0 1 2 3\nnode distances:\n",
     "output of ibnetdiscover": (
         "#\n# Topology file: generated on Mon Jan  1 00:00:00 2024\n#\n"
@@ -177,7 +180,7 @@ TEXTS = {
         '[2]\t"H-0000000000000012"[1](12) \t\t# "n2 mlx5_0" lid 3 4xHDR\n'
     ),
     "output of ibhosts, ibswitches or ibroute": 'Ca\t: 0x0001 ports 1 "node01 HCA-1"\n',
-    "output of ibstat, iblinkinfo or ibv_devinfo": (
+    "output of ibstat, ibv_devinfo, iblinkinfo or ibdiagnet": (
         "CA 'mlx5_0'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tPort 1:\n\t\tState: Active\n"
     ),
     "output of ethtool, ip or ifconfig": "Settings for eth0:\n\tSupported ports: [ FIBRE ]\n\tSpeed: 100000Mb/s\n",
@@ -187,7 +190,7 @@ TEXTS = {
     "output of lldpcli": "-----------\nLLDP neighbors:\n-----------\nInterface:    eth0, via: LLDP, RID: 1\n",
     "output of ompi_info": "                 Package: Open MPI user@node Distribution\n                Open MPI: 5.0.3\n",
     "profile of mpiP or IPM": "@ mpiP\n@ Command : ./a.out\n@ MPI Task Assignment      : 0 node01\n",
-    "output of sinfo or scontrol": "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu* up 1-00:00:00 8 idle n[0-7]\n",
+    "output of sinfo, squeue or scontrol": "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu* up 1-00:00:00 8 idle n[0-7]\n",
     "list of settings of NCCL (environment or nccl.conf)": "# nccl.conf\nNCCL_DEBUG=WARN\nNCCL_IB_HCA=mlx5\n",
     "log of a training run": " [2025-01-01 00:00:00] iteration  100/ 5000 | elapsed time per iteration (ms): 52.1 |\n",
     "output of mlxlink, perfquery or show_gids": "\nOperational Info\n----------------\nState : Active\n",

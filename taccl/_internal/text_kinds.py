@@ -188,17 +188,22 @@ TEXTS = (
     Text("matrix of pairs", _MATRIX_ROWS, SHOW),
     # Texts of benchmarks.
     Text(
-        "log of iperf, netperf, qperf, ucx_perftest or ping",
+        "log of iperf, netperf, qperf, sockperf, ucx_perftest or ping",
+        r"^sockperf(\[\w+\])?: |^Pong from |"
         r"^\[\s*ID\]\s+Interval\s+Transfer|^(Client c|C)onnecting to |^\[ *\d+\] +local \S+ port "
         r"|^PING \S+ \(|^traceroute to |^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
         r"|^\|\s*Stage\s*\|",
         unsupported(HOSTS),
     ),
-    Text("log of gdrcopy", r"^BAR writing test, size=|^(write|read) BW: [\d.]+ ?MB/s$", unsupported(_SERVER)),
+    Text(
+        "output of gdrcopy or gdscheck",
+        r"^GDS release version: |^BAR writing test, size=|^(write|read) BW: [\d.]+ ?MB/s$",
+        unsupported(_SERVER),
+    ),
     Text("log of ROCm Validation Suite (RVS)", r"^\[RESULT\] \[ *\d+\.\d+\]", unsupported(_RCCL_DUMP)),
     Text(
-        "log of PARAM or of the benchmarks of gloo or HCL",
-        r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)|^\[BENCHMARK\]\s",
+        "log of PARAM or of the benchmarks of gloo, HCL or DeepEP",
+        r"^\[tuning\] (Best|SMs) |\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)|^\[BENCHMARK\]\s",
         unsupported(TIMES),
     ),
     Text("matrix of nvbandwidth", r"^.{0,120}?\bmemcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", SHOW),
@@ -207,7 +212,11 @@ TEXTS = (
         r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)",
         "`nvbandwidth -t device_to_device_memcpy_read_ce` prints such a matrix",
     ),
-    Text("output of bandwidthTest", r"\[CUDA Bandwidth Test\]", unsupported(_SERVER)),
+    Text(
+        "output of bandwidthTest, deviceQuery or another sample of CUDA",
+        r"\[CUDA Bandwidth Test\]|^\S*deviceQuery Starting|^\[\S*simpleP2P\] - |^GPU\d+ <-> GPU\d+:$",
+        unsupported(_SERVER),
+    ),
     Text(
         "matrix of rocm_bandwidth_test or TransferBench",
         r"^.{0,120}?\bUnidirectional copy peak bandwidth GB/s(?!.*\bNIC\b)",
@@ -215,7 +224,7 @@ TEXTS = (
     ),
     Text(
         "output of rocm_bandwidth_test or TransferBench without a one-way matrix",
-        r"RocmBandwidthTest|^[ \t]*TransferBench\b|peak bandwidth GB/s",
+        r"RocmBandwidthTest|^[ \t]*TransferBench\b|peak bandwidth GB/s|^GPU-GFX All-To-All benchmark",
         "`rocm-bandwidth-test -a` or `TransferBench p2p` prints such a matrix",
     ),
     Text(
@@ -236,7 +245,7 @@ TEXTS = (
     ),
     Text(
         "topology of hwloc (lstopo)",
-        r"<!DOCTYPE topology\b|^[ \t]*<topology\b|^(│ )?Machine (\(\d+\w+|L#0)",
+        r"<!DOCTYPE topology\b|^[ \t]*<topology\b|^(│ )?Machine (\((P#0 )?(total=)?\d+\w+|L#0)",
         unsupported(_SERVER),
     ),
     Text(
@@ -252,7 +261,8 @@ TEXTS = (
     Text(
         "output of nvidia-smi or nvidia-imex-ctl",
         rf"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\A[^\n]*{_GPU_FIELD}"
-        r"|<nvidia_smi_log>|^Connectivity Table Legend:",
+        r"|<nvidia_smi_log>|^Connectivity Table Legend:|^# gpu +(pwr|sm|fb) "
+        r"|^The following GPUs (have an affinity|are connected)|^GPU \d+ is connected to GPU \d",
         unsupported(_SERVER),
     ),
     Text(
@@ -270,11 +280,11 @@ TEXTS = (
         r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE|\d{4,}-\d{4,})(?!\S)",
         unsupported(_RCCL_DUMP),
     ),
-    Text("output of amd-smi", r"^GPU: \d+\n +[A-Z_]+:", unsupported(_RCCL_DUMP)),
+    Text("output of amd-smi", r"^GPU: \d+\n +[A-Z_]+:|\bAMD-SMI \d", unsupported(_RCCL_DUMP)),
     Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", unsupported(_RCCL_DUMP)),
     Text(
         "output of dcgmi, xpu-smi, npu-smi, hl-smi, hy-smi or cnmon",
-        r"\bbetween two DCUs\b"
+        r"\|\s*NvLink Link Status\s*\||\bbetween two DCUs\b"
         r"|\bCard0[ \t]+Card1\b|^modID\s+CPU Affinity|\|\s*(Topology Information|Diagnostic\s+\|)"
         r"|\bGPU \d+/\d+[\s|]+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b|\bHL-SMI Version\b",
         unsupported(f"{_FILE}; {_SERVER}"),
@@ -291,6 +301,11 @@ TEXTS = (
         r"^# (UCT version|Library version|UCP context)\b|^#\s+(Memory domain|Transport): \w|^provider: \w+$",
         unsupported(HOSTS),
     ),
+    Text(
+        "output of PyTorch's or vLLM's collect_env",
+        r"^Collecting environment information\.|^PyTorch version: \S+\n(Is debug build|CUDA used)",
+        unsupported(_SERVER),
+    ),
     Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", unsupported(_SERVER)),
     # Texts on networks.
     Text(
@@ -305,9 +320,10 @@ TEXTS = (
         unsupported(f"for the fabric give the output of ibnetdiscover; {HOSTS}"),
     ),
     Text(
-        "output of ibstat, iblinkinfo or ibv_devinfo",
-        r"^\w+ port \d+ ==> \w+ \(|^link \w+/\d+ state "
-        r"|^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ ",
+        "output of ibstat, ibv_devinfo, iblinkinfo or ibdiagnet",
+        r"^.{0,120}?\w+ port \d+ (\(\w+\) )?==> \w+ \(|^link \w+/\d+ state "
+        r"|^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ "
+        r"|^Errors for (0x|\")|^sminfo: sm lid |^/usr/share/ibdiagnet",
         unsupported(f"{_RATE}; {HOSTS}"),
     ),
     Text(
@@ -327,7 +343,11 @@ TEXTS = (
         r"^[ \t]*=+\s+(ALLOCATED NODES|JOB MAP)\s+=+|\b[Rr]ank \d+ (is )?(bound to|not bound)",
         unsupported(SLOTS),
     ),
-    Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", unsupported(HOSTS)),
+    Text(
+        "output of sinfo, squeue or scontrol",
+        r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b|^ *JOBID +PARTITION ",
+        unsupported(HOSTS),
+    ),
     Text(
         "topology of ns-3 (ASTRA-sim, SimAI)",
         r"\A\d+ \d+ \d+[ \w]*\n[\d ]*\n\d+ \d+ [\d.]+[GM]bps [\d.]+\w?s ",
@@ -344,7 +364,11 @@ TEXTS = (
         r"^DEV\s+PORT\s+INDEX\s+GID\b|^Operational Info$|^# Port (extended )?counters: ",
         unsupported(f"{_RATE}; {HOSTS}"),
     ),
-    Text("object of Kubernetes", r"^apiVersion: [\w./]+$", unsupported(f"{_SERVER}; {HOSTS}")),
+    Text(
+        "object of Kubernetes",
+        r"^apiVersion: [\w./]+$|^NAME +STATUS +ROLES ",
+        unsupported(f"{_SERVER}; {HOSTS}"),
+    ),
     # These kinds come last, as their patterns match many other texts.
     # The table may begin at any line. Other texts that may hold such a table were recognised before.
     Text("table of measured times", rf"(?i)^{_TIMES_HEAD}", FIT_TABLE),
