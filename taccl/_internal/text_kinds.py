@@ -380,7 +380,7 @@ TEXTS = (
     ),
     Text(
         "log of the kernel or of a service",
-        r"\A\[ *\d+\.\d{6}\] |\bnvidia-fabricmanager\b",
+        r"\A\[ *\d+\.\d{6}\] |^.{0,80}\bnv(idia)?-?fabric-?manager(\.service\b|\[\d+\]|:)",
         unsupported(_SERVER),
     ),
     Text(
@@ -395,7 +395,8 @@ TEXTS = (
     ),
     Text(
         "page in Markdown",
-        r"\A(# \S.*|\S.*\n[=-]{3,}[ \t]*)\n[ \t]*\n(?=[\s\S]*^(#{2,6} \w|[*-] \w|\w.*\b(the|a|and)\b))",
+        r"\A(---\n[\s\S]{0,2000}?\n---\n\s*)?(# \S.*|\S.*\n[=-]{3,}[ \t]*)\n"
+        r"[ \t]*\n(?=[\s\S]*^(#{2,6} \w|[*-] \w|\w.*\b(the|a|and)\b))",
         unsupported("save the table or the block that it quotes as a file, and give that"),
     ),
     Text(

@@ -178,6 +178,11 @@ OTHER_FORMS = [
     ),
     ("Pong from n2.(none) (Lid 12)\n", "log of iperf, netperf, qperf, sockperf, ucx_perftest or ping"),
     ("Machine (P#0 total=1056G)\n", "topology of hwloc (lstopo)"),
+    (
+        "---\nname: x\n---\n\n# Racks\n\nSee the state of nvidia-fabricmanager.\n\n## Steps\n",
+        "page in Markdown",
+    ),
+    ("Mar 04 10:11:12 n1 nv-fabricmanager[12]: Connected\n", "log of the kernel or of a service"),
     ("# OMB-Py MPI Allgather Latency Test\n# Size (B)  Latency (us)\n", "log of OSU micro-benchmarks"),
     (
         "**Weight Between Two GPUs**\n\n| | GPU0 |\n|:--|:--:|\n| GPU0 | 0 |\n",
