@@ -41,6 +41,8 @@ _LINE = re.compile(
     r"^SW\s+\d+\s+(\d+)\s+0x0*([0-9a-f]+)\s+(\d{1,2})x\s+(\w+)\s+-\s+(SW|CA|RT)\s+\d+\s+\d+\s+0x0*([0-9a-f]+)\s+"
     r"\(\s*'.*?'\s+-\s+'(.*?)'\s*\)"
 )
+#: Description of an adapter: its host, and its name.
+_ADAPTER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)(?:\s+\S+)?\s*")
 #: Description of the adapter of a switch that reduces (SHARP), which is no host.
 _REDUCES = "Aggregation Node"
 #: Number of capacity units per Gb/s, as flows are whole numbers.
@@ -120,11 +122,10 @@ def _cabling(text: str, where: str) -> _Cabling:
             ports[own, at] = kind, peer, description, _gbit(width, speed, f"{where}: line {number}")
     cabling = _Cabling(defaultdict(float), defaultdict(float), [])
     for (own, _), (kind, peer, description, gbit) in ports.items():
-        words = description.split()
         if kind == "S":
             cabling.between[own, peer] += gbit
-        elif kind == "H" and 1 <= len(words) <= 2:
-            cabling.to_host[own, words[0]] += gbit
+        elif kind == "H" and (host := _ADAPTER.fullmatch(description)) is not None:
+            cabling.to_host[own, host[1]] += gbit
         elif kind == "H" and _REDUCES not in description:
             cabling.nameless.append(description)
     return cabling
