@@ -19,7 +19,7 @@ from taccl.errors import InputError
 from taccl.problem.alltoallv import is_skew, skewed_sizes
 from taccl.problem.byte_matrices import load_sizes
 from taccl.problem.collectives import ARGUMENTS
-from taccl.topology.profiles import PROFILES
+from taccl.synthesis.problems import nodes_and_profile, under_asked_protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,8 +114,6 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
 
 def _under_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol predicted to be the fastest, unless one was given."""
-    from taccl.synthesis.problems import under_asked_protocol
-
     return under_asked_protocol(problem, options.protocol, options.deadline)
 
 
@@ -249,12 +247,8 @@ def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology
     if options.topology is None:
         assert sketch is not None
         return inputs.under_protocol(sketch.topology(nodes=nodes, profile=profile), protocol)
-    is_machine = not inputs.is_file(options.topology) and options.topology in taccl.topologies.machine_names()
-    if sketch is not None and is_machine:
-        nodes = nodes or sketch.nodes
-        named = {each.name for each in PROFILES[options.topology]}
-        if options.topology == sketch.machine or sketch.profile in named:  # else the machine is refused later
-            profile = profile or sketch.profile or None
+    if sketch is not None and not inputs.is_file(options.topology):
+        nodes, profile = nodes_and_profile(sketch, options.topology, nodes, profile)
     return inputs.topology_from_word(options.topology, nodes=nodes, profile=profile, protocol=protocol)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from dataclasses import replace
+from os import PathLike
+from typing import TYPE_CHECKING, Unpack
 
 from taccl._internal.arguments import Bytes, Count, checked_as
 from taccl._internal.deadline import Deadline
@@ -13,18 +15,23 @@ from taccl.problem.clauses import Clauses
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
 from taccl.problem.problem import Problem
+from taccl.topology.profiles import PROFILES
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.sketch.sketch import Sketch
 
 
 @checked_as(CollectiveError)
 def make_problem(
-    topology: Topology | str,
+    topology: Topology | str | None,
     collective: Collective | str,
     *,
     chunk_bytes: Bytes | Sequence[Bytes] | None = None,
     size_bytes: Bytes | None = None,
     chunks_per_rank: Count | None = None,
+    sketch: Sketch | str | PathLike[str] | None = None,
     nodes: Count | None = None,
     profile: str | None = None,
     protocol: str | None = None,
@@ -37,7 +44,8 @@ def make_problem(
     Parameters
     ----------
     topology : Topology or str
-        A topology; or a machine or a fabric by name, such as ``"dgx-a100"`` or ``"torus:4x4"``.
+        A topology; or a machine or a fabric by name, such as ``"dgx-a100"`` or ``"torus:4x4"``. None for the
+        machine that the sketch names.
     collective : Collective or str
         A name, or a `Collective`. If it was made without `chunks_per_rank` and a size is given, the number of
         chunks is open: `taccl.synthesize` then chooses it.
@@ -49,10 +57,12 @@ def make_problem(
     chunks_per_rank : int, optional
         Number of chunks of each rank's own data. With a `Collective`, only allowed if it leaves the number
         open.
+    sketch : Sketch, str or path, optional
+        A sketch, the name of a shipped one, or a file (`Sketch.apply`). It may state the size and `clauses`.
     nodes : int, optional
-        Number of nodes of a machine by name; default 1.
+        Number of nodes of a machine by name; default: that of the sketch, or 1.
     profile : str, optional
-        Profile of constants of a machine by name.
+        Profile of constants of a machine by name; default: that of the sketch, or the first.
     protocol : str, optional
         One of the machine's, or ``"auto"`` for the one predicted to be the fastest (`taccl.choose_protocol`).
         Default: ``"auto"`` for a name, as on the command line; for a `Topology`, its own.
@@ -72,6 +82,8 @@ def make_problem(
         twice.
     TopologyError
         If the name, the profile or the protocol is unknown.
+    SketchError
+        If the sketch does not fit.
 
     Examples
     --------
@@ -79,12 +91,57 @@ def make_problem(
     >>> taccl.make_problem("dgx-a100", "allgather", nodes=2, size_bytes=64_000).topology.protocol
     'll'
     """
-    topology, protocol = asked_topology(topology, nodes=nodes, profile=profile, protocol=protocol)
-    problem = making.make_problem(
-        topology, collective, chunk_bytes=chunk_bytes, size_bytes=size_bytes, chunks_per_rank=chunks_per_rank,
-        clauses=clauses, notes=notes, **arguments,
-    )  # fmt: skip
-    return under_asked_protocol(problem, protocol)
+    if sketch is None:
+        if topology is None:
+            raise CollectiveError("found none; give one, or a sketch that names a machine", where="topology")
+        on, protocol = asked_topology(topology, nodes=nodes, profile=profile, protocol=protocol)
+        problem = making.make_problem(
+            on, collective, chunk_bytes=chunk_bytes, size_bytes=size_bytes, chunks_per_rank=chunks_per_rank,
+            clauses=clauses, notes=notes, **arguments,
+        )  # fmt: skip
+        return under_asked_protocol(problem, protocol)
+    if clauses is not None:
+        said = "found clauses beside a sketch, which has its own; leave one out"
+        raise CollectiveError(said, where="clauses")
+    applied, on, protocol = _with_topology(sketch, topology, nodes, profile, protocol)
+    problem = applied.apply(
+        on, collective, chunk_size=chunk_bytes, size=size_bytes, chunks_per_rank=chunks_per_rank, **arguments
+    )
+    return under_asked_protocol(replace(problem, notes=(*problem.notes, *notes)), protocol)
+
+
+def _with_topology(
+    sketch: Sketch | str | PathLike[str], topology: Topology | str | None, nodes: int | None,
+    profile: str | None, protocol: str | None,
+) -> tuple[Sketch, Topology, str]:  # fmt: skip
+    """(sketch for the given number of nodes, topology, protocol as of `asked_topology`)."""
+    from taccl.sketch.library import load_sketch  # imports pydantic, which takes 0.12 s of CPU
+
+    found = load_sketch(sketch) if isinstance(sketch, (str, PathLike)) else sketch
+    if topology is None:
+        on, protocol = asked_topology(
+            found.topology(nodes=nodes, profile=profile), protocol=protocol or "auto"
+        )
+    else:
+        given = nodes, profile
+        if isinstance(topology, str):
+            given = nodes_and_profile(found, topology, nodes, profile)
+        on, protocol = asked_topology(topology, nodes=given[0], profile=given[1], protocol=protocol)
+    if nodes is not None:
+        found = found.with_nodes(nodes, ranks_per_node=len(on.ranks_of_node[0]))
+    return found, on, protocol
+
+
+def nodes_and_profile(
+    sketch: Sketch, machine: str, nodes: int | None, profile: str | None
+) -> tuple[int | None, str | None]:
+    """Number of nodes and profile of a machine by name; a sketch supplies those that are not given."""
+    if machine in PROFILES:
+        nodes = nodes or sketch.nodes
+        named = {each.name for each in PROFILES[machine]}
+        if machine == sketch.machine or sketch.profile in named:  # else the machine is refused later
+            profile = profile or sketch.profile or None
+    return nodes, profile
 
 
 def asked_topology(

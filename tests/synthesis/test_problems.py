@@ -62,8 +62,8 @@ def asked(monkeypatch, capsys):
 
     monkeypatch.setattr(taccl, "synthesize", searched)
 
-    def command(machine, nodes, collective, size):
-        main(["synthesize", machine, "--nodes", str(nodes), "--collective", collective, "--size", size])
+    def command(*words):
+        main(["synthesize", *map(str, words)])
         capsys.readouterr()
         return found[-1]
 
@@ -75,7 +75,7 @@ def test_python_and_the_command_line_ask_for_the_same(asked):
     """On six machines, the problem of a command has the protocol, chunks and notes of Python's problem."""
     for machine, nodes, collective, size in QUESTIONS:
         in_python = taccl.make_problem(machine, collective, nodes=nodes, size_bytes=size)
-        of_command = asked(machine, nodes, collective, size)
+        of_command = asked(machine, "--nodes", nodes, "--collective", collective, "--size", size)
         assert (of_command, of_command.notes) == (in_python, in_python.notes), (machine, nodes, collective)
         assert of_command.digest() == in_python.digest() and of_command.chunks_open
 
@@ -93,3 +93,43 @@ def test_python_and_the_command_line_answer_the_same(capsys):
         each if each == title else each.split() for each in printed.splitlines()[:2]
     ]
     assert title == "alltoall on mi300x x1, 64KB, protocol ll128"
+
+
+#: A sketch for two DGX-A100, in chunks of 64 KB; `{machine}` stands for further lines.
+SKETCH = (
+    'schema = 1\nname = "own"\n{machine}[chunks]\nsize = "64KB"\n[internode]\nconnections = "direct-map"\n'
+)
+OF_MACHINE = 'machine = "dgx-a100"\nnodes = 2\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "named", "words"),
+    [
+        (OF_MACHINE, (None, {}), ()),
+        (OF_MACHINE, ("dgx-a100", {}), ("--topology", "dgx-a100")),
+        (OF_MACHINE, (None, {"nodes": 1}), ("--nodes", "1")),
+        ("", ("dgx-a100", {"nodes": 2, "size_bytes": "8MB"}), ("--topology", "dgx-a100", "--nodes", "2", "--size", "8MB")),
+        ("", ("dgx-a100", {"protocol": "simple"}), ("--topology", "dgx-a100", "--protocol", "simple")),
+    ],
+)  # fmt: skip
+def test_sketches_ask_for_the_same(asked, tmp_path, machine, named, words):
+    """A sketch supplies machine, nodes and size in Python as on the command line; names may override them."""
+    path = tmp_path / "own.toml"
+    path.write_text(SKETCH.format(machine=machine))
+    topology, options = named
+    in_python = taccl.make_problem(topology, "allgather", sketch=path, **options)
+    of_command = asked(path, "--collective", "allgather", *words)
+    assert (of_command, of_command.notes) == (in_python, in_python.notes)
+    assert of_command.digest() == in_python.digest() and of_command.chunks_open
+    by_object = taccl.collectives.allgather(in_python.topology.num_ranks)
+    assert taccl.make_problem(topology, by_object, sketch=path, **options).digest() == in_python.digest()
+
+
+def test_a_problem_needs_a_topology_and_one_source_of_clauses():
+    """Errors name what is missing, and clauses that a sketch states already."""
+    with pytest.raises(taccl.CollectiveError, match="topology: found none"):
+        taccl.make_problem(None, "allgather", size_bytes=1000)
+    clauses = taccl.make_problem("ring:4", "allgather", size_bytes=1000).clauses
+    with pytest.raises(taccl.CollectiveError, match="clauses: found clauses beside a sketch"):
+        taccl.make_problem("ring:4", "allgather", sketch=taccl.Sketch(), clauses=clauses)
