@@ -35,8 +35,8 @@ from taccl.runtimes.registry import runtime_named, usual_runtimes
 from taccl.sketch.apply import apply
 from taccl.synthesis.options import called, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.problems import asked_topology
 from taccl.synthesis.result import StageLog
-from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def plan(
     topology: Topology | str,
     collective: Collective | str,
     *,
+    nodes: Count | None = None,
+    profile: str | None = None,
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
     sizes: str | Iterable[Size] = "1KB:1GB",
     baselines: bool = True,
@@ -80,7 +82,9 @@ def plan(
     Parameters
     ----------
     topology : Topology or str
-        A name such as ``"dgx2"`` stands for its topology with one node.
+        A topology, or a machine or fabric by name.
+    nodes, profile : optional
+        Number of nodes and profile of a machine by name, as for `taccl.make_problem`.
     collective : str or Collective
         A name, or an object such as `taccl.alltoallv_collective` returns. For a name, the number of chunks is
         chosen at every size, unless a sketch states it.
@@ -130,8 +134,7 @@ def plan(
         If Ctrl-C came before there was a schedule.
     """
     log, limit = StageLog(), Deadline.after(time_limit_s)
-    fabric = topology if isinstance(topology, Topology) else parse(topology)
-    fabric = fabric if protocol == "auto" else fabric.under(protocol)
+    fabric, protocol = asked_topology(topology, nodes=nodes, profile=profile, protocol=protocol)
     grid = _grid(sizes)
     chosen = loaded(sketches)
     runtimes = usual_runtimes(fabric) if runtime is None else (runtime_named(runtime),)

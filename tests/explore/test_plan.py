@@ -827,3 +827,12 @@ def test_a_killed_plan_leaves_no_folder_behind(tmp_path):
     done = subprocess.run([sys.executable, "-c", script, *words, "-o", str(tmp_path / "plan")], timeout=100)
     assert done.returncode == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_machine_by_name_has_nodes():
+    """A name takes nodes and a profile, as in `make_problem`; a `Topology` has its own."""
+    with pytest.raises(InputError, match="nodes: found 2, but the topology has its own"):
+        taccl.plan(taccl.topologies.ring(4), "allgather", nodes=2)
+    found = taccl.plan("dgx1", "allgather", nodes=2, profile="nominal", sizes=["1KB"], time_limit_s=0.1)
+    assert found.topology == taccl.topologies.dgx1(2, profile="nominal")

@@ -210,6 +210,7 @@ def _values(
         "in_switches": None if in_switches is None else in_switches.to_dict(), "checked": proven,
         "collective": problem.collective.name, "topology": problem.topology.name,
         "sketch": problem.clauses.name or None, "cost_model": problem.topology.cost_model,
+        "protocol": problem.topology.protocol or None,
         "size_bytes": problem.size_bytes, "num_ranks": problem.topology.num_ranks,
         "assumed": list(problem.topology.assumed),
         "num_chunks": problem.collective.num_chunks, "notes": list(problem.notes),

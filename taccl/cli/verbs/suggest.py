@@ -170,7 +170,8 @@ def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[s
     problem = found[0].problem
     return {
         "topology": topology.name, "collective": problem.collective.name,
-        "size_bytes": problem.size_bytes, "proposals": proposals,
+        "size_bytes": problem.size_bytes, "protocol": problem.topology.protocol or None,
+        "proposals": proposals,
     }  # fmt: skip
 
 
