@@ -13,7 +13,7 @@ import numpy as np
 from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.units import format_count
-from taccl.baselines.forms import complete_so_far, fastest
+from taccl.baselines.forms import complete_so_far, fastest, fastest_form
 from taccl.baselines.moves import check_least
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns, hold_costs_us, link_ends
@@ -152,7 +152,7 @@ def or_whole_sums(
 
     def made(finer: Problem) -> Schedule:
         finer = merging(finer) if merges else finer
-        return keep_soonest(problem, sends(finer).schedule(finer, producer=name))
+        return keep_soonest(problem, fastest_form(finer, [(name, sends(finer))]))
 
     whole = cut_while_it_pays(together, made, name=name, cut=cut, parts=fewest, pays=_PAYS_EVENLY)
     return fastest((found, whole))

@@ -23,7 +23,7 @@ from taccl.baselines.chunking import (
     without_sketch,
 )
 from taccl.baselines.edge_colouring import turns_of
-from taccl.baselines.forms import fastest
+from taccl.baselines.forms import fastest, fastest_form
 from taccl.baselines.moves import Sends, check_least, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
@@ -111,7 +111,7 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
         )
 
     def summed(problem: Problem) -> Schedule:
-        return _sums(problem).schedule(problem, producer="one-shot")
+        return fastest_form(problem, [("one-shot", _sums(problem))])
 
     return cut_while_it_pays(problem, summed, name="one-shot", cut=cut, merges=True)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
+#: Max transfers of a form for which list scheduling is tried by default (about 0.05 s).
+_FEW_TRANSFERS = 4000
 #: `_AS_ESTIMATED`: estimates of forms are used if one finishes no sooner than this share of its estimate.
 #: `_ALIKE`: forms are tried if their estimates are less than this multiple of that of the best form so far.
 _AS_ESTIMATED, _ALIKE = 0.9, 1.01
@@ -34,11 +36,12 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists:
 
     A form is not timed if its busiest resource is held for longer than the best schedule so far takes. All
     forms are timed in order before the first one is timed by list scheduling, which takes ten times as long.
+    In a runtime, no message waits for a later one at a port that is free; list scheduling allows for this.
 
     Reductions to one rank each are timed as copies in reversed time, and only the earliest is reversed.
 
     - `forms`: (producer, sends) of each form.
-    - `lists`: True to time each form by list scheduling, too (`timed`).
+    - `lists`: True to time forms of any size by list scheduling, too (`timed`), not only small ones.
     """
     forms, collective = list(forms), problem.collective
     is_named = any(sends.carries is not None for _, sends in forms)
@@ -106,7 +109,7 @@ def _fastest_form(problem: Problem, forms: Sequence[tuple[str, Sends]], *, lists
     complete = complete_so_far(problem)
     best, place = None, 0
     rest = [
-        (least, i, timed(problem, sends, name, least=least if lists else None))
+        (least, i, timed(problem, sends, name, least=least if lists or _is_small(sends) else None))
         for least, i, name, sends in ranked
     ]
     while rest:
@@ -123,6 +126,11 @@ def _fastest_form(problem: Problem, forms: Sequence[tuple[str, Sends]], *, lists
                 complete.append(best)
     assert best is not None, "there is a form"
     return best
+
+
+def _is_small(sends: Sends) -> bool:
+    """True if sends are few enough to be list-scheduled by default."""
+    return len(sends.chunk) <= _FEW_TRANSFERS
 
 
 def timed(problem: Problem, sends: Sends, producer: str, *, least: int | None) -> Iterator[Schedule]:

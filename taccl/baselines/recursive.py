@@ -113,7 +113,7 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     parts = _parts(_grid(problem.topology), *_SIDES)
 
     def swing_schedule(problem: Problem) -> Schedule:
-        return exchange(problem, [steps[::-1] for steps in parts]).schedule(problem, producer="swing")
+        return fastest_form(problem, [("swing", exchange(problem, [steps[::-1] for steps in parts]))])
 
     found = cut_while_it_pays(problem, swing_schedule, name="swing", cut=cut, parts=len(parts), merges=True)
     return _or_doubling(found, problem, {"swing doubling": parts}, cut=cut)

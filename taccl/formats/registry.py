@@ -166,7 +166,10 @@ def convert(
         warn(f"format {writing.name} cannot hold {writing.loses}", LossyConversionWarning)
     if times and times[1] > times[0]:
         took = f"the program takes {format_us(times[1])}, the schedule {format_us(times[0])}"
-        why = "steps of a threadblock run one after another, and each part of a split send has latency"
+        why = (
+            "steps of a threadblock run one after another, queues hold few sends, and each part of a split "
+            "send has latency"
+        )
         warn(f"{took}: {why}", LossyConversionWarning)
     return Conversion(reading, writing, paths, notes, *times)
 

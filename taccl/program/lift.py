@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -57,9 +59,9 @@ def lift(
     """The verified schedule that a program follows on a topology, with exact times.
 
     Every step starts as soon as the program allows: after the steps before it in its threadblock and its
-    dependencies. The number of sends in a queue is limited by the protocol. If sends compete for a link, port
-    or NIC, the one with the earliest possible start goes first. Copies and sums within a rank take no time. A
-    step that sends several chunks is one merged send.
+    dependencies. The number of sends in a queue is limited by the protocol. Sends that compete for a link,
+    port or NIC have no order in a program: three orders are timed, and the earliest finish counts. Copies and
+    sums within a rank take no time. A step that sends several chunks is one merged send.
 
     Parameters
     ----------
@@ -227,10 +229,12 @@ def _times(
     """Start and end of every message in ticks, if every rank proceeds as early as possible.
 
     A step begins after the end of the one before it in its threadblock and of its dependencies. A message
-    starts when its step has begun, the queue has room for it, and every resource that it holds is free. The
-    message with the earliest possible start goes first. Ties go to the smallest distance from source rank to
-    destination rank, so that ranks send to different destinations. A message leaves the queue when its
-    receiving step has begun. Steps within a rank take no time.
+    starts when its step has begun, the queue has room for it, and every resource that it holds is free. A
+    message leaves the queue when its receiving step has begun. Steps within a rank take no time.
+
+    Three orders of messages that compete for a resource are timed, and the earliest finish counts: by
+    earliest possible start, then by distance from source rank to destination rank; by longest remaining path;
+    by most work left.
     """
     tasks, occupied = _messages(problem, sent, links)
     after, duration, room = tasks.after, list(tasks.duration), PROTOCOLS[program.protocol]
@@ -272,8 +276,13 @@ def _times(
         ) from None
     turns = [(each.queue.dst - each.queue.src) % program.num_ranks for each in sent]
     turns += [0] * (len(alone) - len(turns))
-    start = tasks.starts([*zip(alone, turns, strict=True)])[: len(sent)]
-    return start, [begin + length for begin, length in zip(start, duration, strict=True)]
+    able = [tasks.starts([*zip(alone, turns, strict=True)])]
+    with suppress(ValueError):  # raised if steps wait for each other in a cycle of no length
+        able += [tasks.starts([(-tail, turn) for tail, turn in zip(tasks.tails(), turns, strict=True)])]
+        able += [tasks.starts_in_gaps()]
+    ends = [[*map(add, start, duration)] for start in able]  # of messages, which are the first tasks
+    best = min(range(len(able)), key=lambda i: max(ends[i], default=0))
+    return able[best][: len(sent)], ends[best]
 
 
 def _updates(

@@ -359,6 +359,19 @@ def test_whole_sums_travel_with_parts():
     assert [transfer.reduce for transfer in schedule] == [True, True]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "collective", "size"),
+    [("ring", "allgather", "16MB"), ("recursive", "broadcast", "1MB"), ("pairwise", "alltoall", "1MB")],
+)
+def test_programs_take_as_long_as_baselines(name, collective, size):
+    """Behind switches and shared NICs, programs and their schedules end within 10 % of each other."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(2), collective, size_bytes=size)
+    schedule = taccl.baselines.baseline(name, problem, cut=False)
+    lifted = lift(lower(schedule), topology=problem.topology, size=size)
+    assert lifted.finish_us == pytest.approx(schedule.finish_us, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("given", "where"), [(("pair.xml", "ring:4"), "program"), ((None, "ring:4"), "topology")]
 )
