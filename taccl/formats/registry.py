@@ -27,7 +27,7 @@ from taccl.formats.files import check_writable, write_all
 from taccl.formats.program_kind import note_of_multiples
 from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
 from taccl.program.limits import USUALLY_IN_PLACE
-from taccl.program.program import Program
+from taccl.program.program import PROTOCOLS, Program
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.upstream import load_upstream_topology
 from taccl.synthesis.result import Result
@@ -164,13 +164,6 @@ def convert(
     paths, notes, times = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
     if writing.loses and writing.name != reading.name:
         warn(f"format {writing.name} cannot hold {writing.loses}", LossyConversionWarning)
-    if times and times[1] > times[0]:
-        took = f"the program takes {format_us(times[1])}, the schedule {format_us(times[0])}"
-        why = (
-            "steps of a threadblock run one after another, queues hold few sends, and each part of a split "
-            "send has latency"
-        )
-        warn(f"{took}: {why}", LossyConversionWarning)
     return Conversion(reading, writing, paths, notes, *times)
 
 
@@ -299,7 +292,10 @@ def _write(
 
 
 def _finishes(schedule: Schedule, program: Program) -> tuple[float, float] | tuple[()]:
-    """Finish in us of a schedule, and of the program that it was lowered to; empty if that is not timed."""
+    """Finish in us of a schedule, and of the program that it was lowered to; empty if that is not timed.
+
+    Warns with the reasons if the program takes longer.
+    """
     from taccl.program.lift import lift  # imports the verifier
 
     problem = schedule.problem
@@ -310,9 +306,15 @@ def _finishes(schedule: Schedule, program: Program) -> tuple[float, float] | tup
         parts = program.collective.num_chunks // problem.collective.num_chunks  # parallel instances
         sizes = {"chunk_size": problem.chunk_bytes[0] // parts}
     try:
-        return schedule.finish_us, lift(program, topology=problem.topology, **sizes).finish_us
+        takes_us = lift(program, topology=problem.topology, **sizes).finish_us
     except (InputError, VerificationError):
         return ()
+    if takes_us > schedule.finish_us:
+        took = f"the program takes {format_us(takes_us)}, the schedule {format_us(schedule.finish_us)}"
+        room = f"a queue holds {PROTOCOLS[program.protocol]} sends ({program.protocol})"
+        why = "steps of a threadblock run one after another, and each part of a split send has latency"
+        warn(f"{took}: {room}, {why}", LossyConversionWarning)
+    return schedule.finish_us, takes_us
 
 
 def _is_usually_in_place(schedule: Any) -> bool:
