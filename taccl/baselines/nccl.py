@@ -270,11 +270,7 @@ def nccl_bounded(
     topology = problem.topology
     if chosen.protocol:
         topology = topology.under(chosen.protocol)
-    if chosen.protocol != problem.topology.protocol:
-        notes.append(
-            f"finish and bound are under protocol {chosen.protocol}, which {library} chooses here instead of "
-            f"{problem.topology.protocol}"
-        )
+        notes.append(f"protocol {chosen.protocol} is the choice of {library} here, for finish and bound")
     if schedule.problem.topology.links != topology.links:
         notes.append(f"for the finish, {table_rates(chosen.algorithm)}; the bound is for full link rates")
     gaps = _library_gap(problem, schedule, chosen, nvls=nvls), _measured_gap(problem, chosen)

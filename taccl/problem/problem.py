@@ -29,7 +29,7 @@ from taccl.problem.open_links import OpenLinks
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -300,6 +300,17 @@ class Problem:
         model = " (upstream cost model)" if self.topology.cost_model == "upstream" else ""
         protocol = f", protocol {self.topology.protocol}" if self.topology.protocol else ""
         return f"{self.title}{sketch}{size}{protocol}{model}"
+
+    def uncompared_rows(self, notes: Iterable[str] = ()) -> list[tuple[str, str]]:
+        """[(name, text)] with the protocols that this one was not compared with, or [].
+
+        - `notes`: Notes of a result, one of which may state the choice of the protocol.
+        """
+        own, known = self.topology.protocol, self.topology.protocols
+        if len(known) < 2 or any(each.startswith(f"protocol {own} is ") for each in (*self.notes, *notes)):
+            return []
+        others = " and ".join(each for each in known if each != own)
+        return [("protocol", f"{own}, not compared with {others}")]
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text) rows on collective, size, topology and sketch."""

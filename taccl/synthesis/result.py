@@ -393,6 +393,7 @@ class Result:
             ("schedule", f"{format_count(transfers, 'transfer')} in {format_count(sends, 'send')}, verified"),
             ("found by", f"{schedule.producer or self.backend}, {self._found_text}, seed {self.seed}"),
             ("backend", f"{self.backend}: {self.choice}" if self.choice else self.backend),
+            *self.problem.uncompared_rows(self.notes),
             *([("model", proviso)] if (proviso := schedule.problem.topology.proviso) else []),
         ]
 

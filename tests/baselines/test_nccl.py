@@ -322,4 +322,4 @@ def test_the_bound_is_of_links_that_no_algorithm_slows():
     assert slowed.links != bounded.topology.links and not bounded.topology.assumed
     assert any("links have tree's rates in NCCL's tables" in each for each in slowed.assumed)
     assert any("links have tree's rates in NCCL's tables" in note for note in notes)
-    assert any(f"under protocol {chosen.protocol}" in note for note in notes)
+    assert f"protocol {chosen.protocol} is the choice of NCCL here, for finish and bound" in notes

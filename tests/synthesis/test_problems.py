@@ -140,3 +140,13 @@ def test_a_problem_needs_a_topology_and_one_source_of_clauses():
     clauses = taccl.make_problem("ring:4", "allgather", size_bytes=1000).clauses
     with pytest.raises(taccl.CollectiveError, match="clauses: found clauses beside a sketch"):
         taccl.make_problem("ring:4", "allgather", sketch=taccl.Sketch(), clauses=clauses)
+
+
+def test_results_say_that_a_protocol_was_not_compared():
+    """Facts of a result name other protocols, unless a note states the choice, or there are none."""
+    topology = taccl.topologies.dgx_a100()
+    given = taccl.make_problem(topology, "allgather", size_bytes="64KB")
+    assert given.uncompared_rows() == [("protocol", "simple, not compared with ll and ll128")]
+    assert given.uncompared_rows(["protocol simple is the choice of NCCL here"]) == []
+    assert taccl.choose_protocol(given).uncompared_rows() == []
+    assert taccl.make_problem("ring:4", "allgather", size_bytes=1000).uncompared_rows() == []
