@@ -58,7 +58,6 @@ from taccl.placement.reorder import reorder as reorder
 from taccl.plot.report import report as report
 from taccl.problem import collectives as collectives
 from taccl.problem.alltoallv import alltoallv_collective as alltoallv_collective
-from taccl.problem.alltoallv import alltoallv_problem as alltoallv_problem
 from taccl.problem.alltoallv import skewed_sizes as skewed_sizes
 from taccl.problem.collective import Collective as Collective
 from taccl.problem.problem import Problem as Problem
@@ -84,6 +83,7 @@ from taccl.synthesis.explaining.explain import Explanation as Explanation
 from taccl.synthesis.explaining.explain import explain as explain
 from taccl.synthesis.improving import improve as improve
 from taccl.synthesis.parameters import SearchParameters as SearchParameters
+from taccl.synthesis.problems import alltoallv_problem as alltoallv_problem
 from taccl.synthesis.problems import make_problem as make_problem
 from taccl.synthesis.replan import Replan as Replan
 from taccl.synthesis.replan import replan as replan

@@ -19,7 +19,7 @@ from taccl.errors import InputError
 from taccl.problem.alltoallv import is_skew, skewed_sizes
 from taccl.problem.byte_matrices import load_sizes
 from taccl.problem.collectives import ARGUMENTS
-from taccl.synthesis.problems import nodes_and_profile, under_asked_protocol
+from taccl.synthesis.problems import exchange_under, nodes_and_profile, under_asked_protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,7 +96,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     sketch = inputs.sketch_from_word(options.sketch, or_topology=options.topology is None)
     topology = subset_for(options, topology_for(options, sketch), sketch)
     if options.collective == BY_MATRIX or options.matrix is not None:
-        return _under_protocol(_by_matrix(options, topology), options)
+        return _by_matrix(options, topology)
     if options.layers is not None:
         return _under_protocol(_by_layers(options, topology), options)
     collective = collective_of(options, topology)
@@ -114,6 +114,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
 
 def _under_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol predicted to be the fastest, unless one was given."""
+    if not problem.topology.protocols:
+        return problem
     return under_asked_protocol(problem, options.protocol, options.deadline)
 
 
@@ -137,7 +139,7 @@ def _by_matrix(options: argparse.Namespace, topology: Topology) -> Problem:
     sizes = sizes_of_pairs(options, topology.num_ranks)
     unused = ("sketch", "chunks_per_rank", *ARGUMENTS) + ("size",) * (not is_skew(options.matrix))
     refuse(options, unused, f"{BY_MATRIX} takes none; leave it out")
-    return taccl.alltoallv_problem(topology, sizes, chunk_bytes=options.chunk_size)
+    return exchange_under(topology, sizes, options.protocol, options.deadline, chunk_bytes=options.chunk_size)
 
 
 def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:

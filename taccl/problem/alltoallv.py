@@ -41,28 +41,9 @@ _HOLDS = 8
 def alltoallv_problem(
     topology: Topology, sizes: ArrayLike, *, chunk_bytes: Bytes | None = None, clauses: Clauses | None = None
 ) -> Problem:
-    """Problem of an alltoallv: each (source, destination) pair of ranks has its own number of bytes.
+    """Problem of an alltoallv on a topology; parameters and errors are those of `taccl.alltoallv_problem`.
 
-    The data of a pair is cut into equal chunks, so that a pair with much data can use several paths.
-
-    Parameters
-    ----------
-    topology : Topology
-        The topology.
-    sizes : (num_ranks, num_ranks) array_like of int
-        Bytes from the row's rank to the column's. The diagonal, and pairs with 0 bytes, have no chunks; the
-        problem may have none at all.
-    chunk_bytes : int, optional
-        Max bytes of a chunk; with the largest entry of `sizes`, each pair has one chunk. Default: a 256th
-        of what the busiest rank sends or receives; more if latencies would dominate, or with more than eight
-        chunks per pair; fewer if few pairs have data.
-    clauses : Clauses, optional
-        Clauses of a sketch; default: none.
-
-    Raises
-    ------
-    CollectiveError
-        If the matrix is not square with a row for each rank, or an entry is not a whole number of bytes.
+    The latter also takes machines by name, and chooses their protocol.
     """
     table = checked_sizes(sizes, topology.num_ranks, topology.name)
     most = default_chunk_bytes(topology, table) if chunk_bytes is None else chunk_bytes

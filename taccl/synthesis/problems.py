@@ -1,4 +1,4 @@
-"""`make_problem` as users call it: on a topology, or on a machine by name under the fastest protocol."""
+"""Problems as users ask for them: on a topology, or on a machine by name under the fastest protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 from taccl._internal.arguments import Bytes, Count, checked_as
 from taccl._internal.deadline import Deadline
 from taccl.errors import CollectiveError
-from taccl.problem import making
+from taccl.problem import alltoallv, making
 from taccl.problem.clauses import Clauses
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
@@ -20,6 +20,8 @@ from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from taccl.sketch.sketch import Sketch
 
 
@@ -108,6 +110,62 @@ def make_problem(
         on, collective, chunk_size=chunk_bytes, size=size_bytes, chunks_per_rank=chunks_per_rank, **arguments
     )
     return under_asked_protocol(replace(problem, notes=(*problem.notes, *notes)), protocol)
+
+
+@checked_as(CollectiveError)
+def alltoallv_problem(
+    topology: Topology | str,
+    sizes: ArrayLike,
+    *,
+    nodes: Count | None = None,
+    profile: str | None = None,
+    protocol: str | None = None,
+    chunk_bytes: Bytes | None = None,
+    clauses: Clauses | None = None,
+) -> Problem:
+    """Problem of an alltoallv: each (source, destination) pair of ranks has its own number of bytes.
+
+    The data of a pair is cut into equal chunks, so that a pair with much data can use several paths.
+
+    Parameters
+    ----------
+    topology, nodes, profile, protocol
+        As for `make_problem`.
+    sizes : (num_ranks, num_ranks) array_like of int
+        Bytes from the row's rank to the column's. The diagonal, and pairs with 0 bytes, have no chunks; the
+        problem may have none at all.
+    chunk_bytes : int, optional
+        Max bytes of a chunk; with the largest entry of `sizes`, each pair has one chunk. Default: a 256th
+        of what the busiest rank sends or receives; more if latencies would dominate, or with more than eight
+        chunks per pair; fewer if few pairs have data.
+    clauses : Clauses, optional
+        Clauses of a sketch; default: none.
+
+    Raises
+    ------
+    CollectiveError
+        If the matrix is not square with a row for each rank, or an entry is not a whole number of bytes.
+    TopologyError
+        If the name, the profile or the protocol is unknown.
+    """
+    on, protocol = asked_topology(topology, nodes=nodes, profile=profile, protocol=protocol)
+    return exchange_under(on, sizes, protocol, chunk_bytes=chunk_bytes, clauses=clauses)
+
+
+def exchange_under(
+    topology: Topology, sizes: ArrayLike, protocol: str | None, limit: Deadline | None = None,
+    *, chunk_bytes: int | None = None, clauses: Clauses | None = None,
+) -> Problem:  # fmt: skip
+    """Alltoallv problem; the default size of chunks is that under the chosen protocol.
+
+    Parameters are those of `alltoallv_problem` and `under_asked_protocol`.
+    """
+    first = alltoallv.alltoallv_problem(topology, sizes, chunk_bytes=chunk_bytes, clauses=clauses)
+    chosen = under_asked_protocol(first, protocol, limit)
+    if chosen.topology.protocol == topology.protocol or chunk_bytes is not None:
+        return chosen
+    found = alltoallv.alltoallv_problem(chosen.topology, sizes, clauses=clauses)
+    return replace(found, notes=(*found.notes, *chosen.notes[len(first.notes) :]))
 
 
 def _with_topology(

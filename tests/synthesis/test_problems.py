@@ -150,3 +150,14 @@ def test_results_say_that_a_protocol_was_not_compared():
     assert given.uncompared_rows(["protocol simple is the choice of NCCL here"]) == []
     assert taccl.choose_protocol(given).uncompared_rows() == []
     assert taccl.make_problem("ring:4", "allgather", size_bytes=1000).uncompared_rows() == []
+
+
+@pytest.mark.slow
+def test_exchanges_are_cut_for_the_chosen_protocol(asked):
+    """A skewed exchange of 64 KB is cut as if its chosen protocol had been given, also by the command line."""
+    sizes = taccl.skewed_sizes(16, 64_000, "zipf:1")
+    chosen = taccl.alltoallv_problem("dgx-h100", sizes, nodes=2)
+    assert chosen == taccl.alltoallv_problem(taccl.topologies.dgx_h100(2, protocol="ll"), sizes)
+    assert chosen.notes[-1].startswith("protocol ll is predicted to be the fastest")
+    words = ("--collective", "alltoallv", "--matrix", "zipf:1", "--size", "64KB")
+    assert asked("dgx-h100", "--nodes", "2", *words) == chosen
