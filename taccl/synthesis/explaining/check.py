@@ -86,6 +86,8 @@ class SketchReport:
         Number of kinds of chunk (by origins and destinations) that cannot reach a destination.
     hints : tuple of str
         Possible additions, such as symmetries of the topology and the clauses.
+    scope : str
+        Number of chunks for which `bound_us` and `free_us` hold, such as ``"1 chunk per rank"``.
     """
 
     name: str
@@ -99,6 +101,7 @@ class SketchReport:
     change: str = ""
     num_unreachable: int = 0
     hints: tuple[str, ...] = ()
+    scope: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values."""
@@ -109,9 +112,10 @@ class SketchReport:
         lines = [f"SketchReport: {self.name or 'the sketch'} {verdict}"]
         if self.bound_us is not None and self.free_us is not None:
             over = self.bound_us / self.free_us - 1 if self.free_us else 0.0
+            scope = f" for {self.scope}" if self.scope else ""
             partly = "" if self.usable else " (of the clauses that fit)"
             lines += [
-                f"  bound {format_us(self.bound_us)}{partly}, limited by {self.limits}",
+                f"  bound {format_us(self.bound_us)}{scope}{partly}, limited by {self.limits}",
                 f"  without any clause {format_us(self.free_us)}: the sketch costs {over:+.2%} at least",
             ]
         if self.bound_us is not None and self.divisible_us:
@@ -197,6 +201,7 @@ def check_sketch(
         free_us=bound_by(check.apply(*_clause_names(guide)), deadline),
         divisible_us=bound_by(problem, deadline, divisible=True),
         limits=bound.limits,
+        scope=bound.scope,
         hints=check.hints(Deadline(deadline).at_least(busy_factor() * _HINTS_S)),
     )
 
