@@ -44,7 +44,8 @@ def test_baselines_are_made_once_for_all_protocols(run, made):
     """Baselines are built once and re-timed under each protocol, in a fraction of the time."""
     code, out, _ = run("bound", *H100, "--size", "8KB")
     assert (code, "is predicted to be the fastest" in out) == (0, True)
-    assert sorted(name for name, _ in made) == sorted(taccl.baselines.BASELINES)
+    usual = ["servers", "multiplying", "recursive", "hierarchical", "pairwise"]
+    assert [name for name, _ in made] == usual
 
 
 @pytest.mark.slow
