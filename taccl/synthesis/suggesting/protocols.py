@@ -82,9 +82,9 @@ def under_fastest_protocol(problem: Problem, limit: Deadline) -> Problem:
 
     A protocol is rated by the earliest finish of the usual baselines, re-timed under it. On large problems,
     or if baselines would exceed their share of the time limit, the rating is an estimated finish of the
-    baseline `multiplying`; if that does not apply, a lower bound. Broadcasts and reductions on several nodes are rated
-    by an estimated finish of the baseline `hierarchical`. Protocols for which there is no time are left out.
-    Without time for a second one, the topology's own protocol is used.
+    baseline `multiplying`; if that does not apply, a lower bound. Broadcasts and reductions on several nodes
+    are rated by an estimated finish of the baseline `hierarchical`. Protocols for which there is no time are
+    left out. Without time for a second one, the topology's own protocol is used.
     """
     protocols, size, taken = problem.topology.protocols, problem.size_bytes, problem.topology.protocol
     if len(protocols) < 2 or size is None:
