@@ -128,9 +128,11 @@ def tree_shares(problem: Problem, is_late: Callable[[], bool]) -> TreeShares | N
         share = np.abs(found.duals[1:])
     if not len(share):
         return None
-    return TreeShares(
-        tuple(pairs), np.array(loads) * scale, np.append(share, np.zeros(len(pairs) - len(share)))
-    )
+    share = np.append(share, np.zeros(len(pairs) - len(share)))
+    # Shares of a kind whose resources have no price may add up to more than 1.
+    kind_of = np.array([pair.kind for pair in pairs])
+    share = share / np.bincount(kind_of, share)[kind_of]
+    return TreeShares(tuple(pairs), np.array(loads) * scale, share)
 
 
 def _rows(added: Sequence[tuple[int, Floats]], num_resources: int) -> tuple[Ints, Ints, Floats]:

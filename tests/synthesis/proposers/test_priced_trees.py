@@ -14,6 +14,7 @@ from taccl.synthesis.proposers.priced_trees import along, sums_of_some
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.trees.priced import rounded, tree_shares
 from taccl.topology import fabrics, machines
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S
 from tests.synthesis.small_problems import MB, full
 
@@ -50,6 +51,26 @@ def test_the_program_balances_links(topology, collective, busy_us):
     number = Counter(rounded(found, finer))
     most = max(sum(found.load[pair] * count for pair, count in number.items())) / finer.collective.num_chunks
     assert most <= 1.3 * ticks
+
+
+def test_shares_of_a_kind_over_idle_links_add_up_to_one():
+    """A sum over links that are not the busiest has one share of its data, too, and each chunk a pair."""
+    builder = TopologyBuilder("unlike", [0] * 4)
+    for rank, (ahead, back) in enumerate([(8, 1), (2, 2), (1, 1), (1, 8)]):
+        after = (rank + 1) % 4
+        builder.add_link(rank, after, alpha_us=0, beta_us_per_mb=ahead)
+        builder.add_link(after, rank, alpha_us=0, beta_us_per_mb=back)
+    starts, ends = [(2, 3), (1, 2), (0, 1), (0, 3)], [(0, 3), (0, 1), (0, 1), (1, 2)]
+    sums = collectives.custom(
+        4, precondition=dict(enumerate(starts)), postcondition=dict(enumerate(ends)), combining=True
+    )
+    problem = make_problem(builder.build(), sums, size_bytes=4 * MB)
+    found = shares_of(problem)
+    total = Counter()
+    for pair, share in zip(found.pairs, found.share, strict=True):
+        total[pair.kind] += share
+    assert [*total.values()] == pytest.approx([1.0] * 4)
+    assert len(rounded(found, problem)) == 4
 
 
 def test_servers_are_roots_of_updated_sums():
