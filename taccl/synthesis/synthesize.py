@@ -35,10 +35,10 @@ from taccl.synthesis.proposers.baseline_proposals import reserve_s, share_baseli
 from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
-from taccl.synthesis.proposers.table import AGGREGATING, LAST, LAST_OF_OTHERS, propose_all, propose_first
+from taccl.synthesis.proposers.table import AGGREGATING, last_turns, propose_all, propose_first
 from taccl.synthesis.result import Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search
-from taccl.synthesis.stopping import BOUND_MET, GAP_MET, SearchState, stopping_rules
+from taccl.synthesis.stopping import GAP_MET, SearchState, stopping_rules
 from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
@@ -205,10 +205,9 @@ def synthesize(
                 propose_first(whole)
                 if not whole.is_proven:
                     _search_in_best_chunks(whole).settle()
-        is_met = any(each.stopped == BOUND_MET for each in whole.others)
         if not (limit.cancellation.why or whole.is_proven):
             with limit.interruptible():
-                run(whole, LAST_OF_OTHERS if is_met else LAST)
+                run(whole, last_turns(whole))
         found = _inverted(whole.earliest_search, whole, transforms, options)
         found = found.over_all_chunkings(at_once=limit.has_passed) if is_open else found
         return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=not transforms)

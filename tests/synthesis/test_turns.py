@@ -10,9 +10,10 @@ import taccl
 from taccl._internal.deadline import Deadline
 from taccl.solvers import solver
 from taccl.synthesis.options import Options
-from taccl.synthesis.proposers import ruin, solver_loop, solver_stages, stages
+from taccl.synthesis.proposers import ruin, solver_loop, solver_stages, stages, table
 from taccl.synthesis.proposers.solver_stages import Routed
 from taccl.synthesis.search import Search
+from taccl.synthesis.stopping import BOUND_MET, NOTHING_BETTER
 
 
 @pytest.fixture
@@ -152,3 +153,22 @@ def test_a_solver_is_killed_soon_after_the_deadline_of_its_search(monkeypatch):
     assert time.monotonic() - began < 3.0
     assert search.stages[-1].status == "no-solution"
     assert search.stages[-1].message.startswith("gave no answer within its time of 20 s; give more time")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "is_open", "finish_us", "turns"),
+    [
+        (BOUND_MET, True, 12.0, table.LAST),
+        (BOUND_MET, True, 10.0, table.LAST_OF_OTHERS),
+        (BOUND_MET, False, 12.0, table.LAST_OF_OTHERS),
+        (NOTHING_BETTER, True, 10.0, table.LAST),
+    ],
+)
+def test_baselines_follow_if_other_chunks_may_be_earlier(monkeypatch, stopped, is_open, finish_us, turns):
+    """Baselines are the last to run, unless the bound for the chunks asked, or over all chunkings, is met."""
+    monkeypatch.setattr(table, "no_bound", lambda problem: problem)
+    monkeypatch.setattr(table, "known_bound_over_all_chunkings", lambda _: SimpleNamespace(bound_us=10.0))
+    search = SimpleNamespace(
+        problem=None, others=[SimpleNamespace(stopped=stopped)], is_open=is_open, earliest_us=finish_us
+    )
+    assert table.last_turns(search) is turns

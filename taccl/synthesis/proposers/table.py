@@ -55,6 +55,7 @@ from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
+from taccl.synthesis.stopping import BOUND_MET
 from taccl.synthesis.suggesting.chunks import ROUNDED, offer_nearby
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged, sums_anywhere
@@ -430,13 +431,27 @@ def propose_first(search: Search) -> None:
     run(search, SECOND)
 
 
+def last_turns(whole: Search) -> tuple[Turn, ...]:
+    """Proposers after the search: `LAST`, or `LAST_OF_OTHERS` if no baseline can finish earlier.
+
+    A schedule that meets the bound for its chunks is the earliest in these, and others may merge messages.
+    """
+    is_met = any(each.stopped == BOUND_MET for each in whole.others)
+    return LAST_OF_OTHERS if is_met and (not whole.is_open or _is_earliest(whole, whole.earliest_us)) else LAST
+
+
+def _is_earliest(whole: Search, finish_us: float) -> bool:
+    """True if no schedule in any chunks is earlier but for sizes in whole bytes, by the bound known so far."""
+    every = known_bound_over_all_chunkings(no_bound(whole.problem))
+    return every is not None and finish_us <= (1 + ROUNDED) * every.bound_us
+
+
 def propose_all(search: Search, whole: Search) -> None:
     """Run `THIRD` on the whole problem, and `PROPOSERS` on the problem in the chosen number of chunks."""
     if any(each.is_meant(whole) for each in THIRD):
         look_for_bound(search)
         offer_proven(search)
-        every = known_bound_over_all_chunkings(no_bound(whole.problem))
         found_us = [search.best_us, *(each.schedule.finish_us for each in search.proposals)]
-        if every is None or min(filter(None, found_us), default=math.inf) > (1 + ROUNDED) * every.bound_us:
+        if not _is_earliest(whole, min(filter(None, found_us), default=math.inf)):
             run(whole, THIRD)
     run(search, PROPOSERS)
