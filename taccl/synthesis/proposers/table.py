@@ -436,12 +436,13 @@ def last_turns(whole: Search) -> tuple[Turn, ...]:
 
     A schedule that meets the bound for its chunks is the earliest in these, and others may merge messages.
     """
-    is_met = any(each.stopped == BOUND_MET for each in whole.others)
-    return LAST_OF_OTHERS if is_met and (not whole.is_open or _is_earliest(whole, whole.earliest_us)) else LAST
+    if not any(each.stopped == BOUND_MET for each in whole.others):
+        return LAST
+    return LAST if whole.is_open and not _is_earliest(whole, whole.earliest_us) else LAST_OF_OTHERS
 
 
 def _is_earliest(whole: Search, finish_us: float) -> bool:
-    """True if no schedule in any chunks is earlier but for sizes in whole bytes, by the bound known so far."""
+    """True if no schedule in any chunks is earlier, but for rounding to whole bytes, by the known bound."""
     every = known_bound_over_all_chunkings(no_bound(whole.problem))
     return every is not None and finish_us <= (1 + ROUNDED) * every.bound_us
 
