@@ -374,5 +374,4 @@ def _choice(best: Search, whole: Search) -> str:
         return "the first schedule, as no other was found in time"
     chosen = next(each for each in whole.others if each.choice)
     is_cut_alike = best.problem.chunk_bytes == chosen.problem.chunk_bytes
-    other = "a schedule of another stage" if is_cut_alike else "a schedule in other chunks"
-    return f"{made[0]}; {other} finishes sooner"
+    return f"{made[0]}; the best schedule is {'of another stage' if is_cut_alike else 'in other chunks'}"
