@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from taccl._internal.arguments import Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
+from taccl.errors import warn
 from taccl.placement.case import Case
 from taccl.placement.hosts import ProbedHosts
 from taccl.placement.judging import Judgement, has_clear_clusters, judge
@@ -129,10 +130,12 @@ def reorder(
         with suppress(OutOfTime), deadline.interruptible():
             judgement = deadline.run(lambda: judge(measured, case, seed, deadline), tell=tell)
         if deadline.cancellation.why and not judgement.gains:
-            judgement = replace(judgement, reason="stopped by Ctrl-C; run it again")
+            judgement = replace(judgement, reason="stopped by Ctrl-C")
         if not (within_noise or judgement.is_trusted):
             best, after, proven = given, before, False
     bound = max(bound, after) if proven else min(bound, after)
+    if deadline.cancellation.why:
+        warn("stopped by Ctrl-C; this is the best order so far")
     return Placement(
         hosts, case.algorithm, case.size_bytes, best, case.us(before), case.us(after), case.us(bound), proven,
         (limits, case.limits(best, after)),
