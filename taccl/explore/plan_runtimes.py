@@ -121,7 +121,11 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
     if chunks:
         text += f", multiples of {' or '.join(map(str, chunks))} elements"
     of_plan = plan.collective, plan.topology.num_ranks
-    if not all(serves_powers_of_two(each, *of_plan) for each in (*units, *chunks)):
+    steps = [each.unit_bytes * each.num_chunks for each in files]  # in bytes, for the smallest elements
+    num_idle = sum(each.max_bytes // n * n < each.min_bytes for each, n in zip(files, steps, strict=True))
+    if num_idle:
+        text += f" (which leaves out every size of {format_count(num_idle, 'file')})"
+    elif not all(serves_powers_of_two(each, *of_plan) for each in (*units, *chunks)):
         text += " (which leaves out powers of two)"
     return text
 

@@ -248,6 +248,10 @@ def test_sizes_without_a_file_are_stated():
         "rccl: 5.001KB to 10MB in 2 files, in place, multiples of 64B (nothing for 4KB to 5KB, 10MB to 64MB)"
     )
     assert coverage_text(RUNTIMES["mscclpp"], plan, []) == "mscclpp: no file"
+    alone = [ServedSizes("a", 1000, 1000, in_place=True, unit_bytes=64)]
+    assert coverage_text(RUNTIMES["rccl"], plan, alone).startswith(
+        "rccl: 1KB to 1KB in 1 file, in place, multiples of 64B (which leaves out every size of 1 file)"
+    )
 
 
 @pytest.mark.parametrize(("num_chunks", "served"), [(8, True), (4, True), (6, False), (12, False)])
