@@ -133,7 +133,7 @@ _CHUNKS_PER_RANK = (
 _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--topology": ("FILE|NAME", A_TOPOLOGY, {}),
     "--nodes": ("N", "number of nodes; rescales sketches", {"type": positive}),
-    "--profile": ("P", "cost profile of the machine, e.g. nominal", {}),
+    "--profile": ("P", "cost profile of the machine: a name such as nominal, or a file of `taccl fit`", {}),
     "--protocol": ("auto|simple|ll|ll128", _PROTOCOL, {"type": str.lower, "default": "auto"}),
     "--collective": ("NAME", _COLLECTIVES, {"type": _collective, "required": True}),
     "--size": ("S", _SIZE, {"type": size}),
@@ -182,7 +182,7 @@ def add_options(parser: argparse._ActionsContainer, *names: str, help: str = "",
 
 def add_limit(
     verb: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None, *,
-    default: float = 30.0, help: str = "time limit in seconds", earlier: str = "",
+    default: float = 30.0, help: str = "time limit in seconds, or such as 5min", earlier: str = "",
 ) -> None:  # fmt: skip
     """Declare the time limit of a verb, in a group of its options; `options.deadline` then holds it.
 
