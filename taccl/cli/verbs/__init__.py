@@ -33,7 +33,7 @@ taccl verify program.xml
 taccl show schedule.json --transfers 40
 taccl show ndv2 --nodes 2 --profile nominal
 taccl simulate schedule.json --sizes 1MB,16MB,256MB
-taccl simulate program.xml --topology dgx2 --nodes 2 --size 16MB
+taccl simulate program.xml --topology ndv2 --nodes 2 --size 16MB
 taccl bound schedule.json
 taccl bound dgx2 --nodes 2 --collective allreduce --size 64MB --check
 taccl explain sketch.toml --collective allgather
@@ -45,10 +45,10 @@ taccl baseline best ring:8 --collective allgather --size 1MB -o best.json
 taccl convert schedule.json program.xml --set instances=2
 taccl convert schedule.json program.plan.json --set max_bytes=1GB
 taccl run schedule.json --size 1MB
-taccl run program.xml --ranks 4 --repetitions 20
+taccl run program.xml --ranks 16 --repetitions 20
 taccl run step.toml --topology dgx-a100
 taccl plan --topology dgx2 --collective allreduce --sizes 1KB:1GB -o plan
-taccl plan ndv2/sk1 ndv2/sk2 --collective allgather --time-limit 300 -o plan
+taccl plan ndv2/sk1 ndv2/sk2 --collective allgather --time-limit 300 -o allgather-plan
 taccl fit nccl.log --topology dgx-h100 --nodes 2 -o mine.toml
 taccl fit one.log two.log --topology dgx-h100 --nodes 2 --plot fit.svg
 taccl diagnose nccl.log
