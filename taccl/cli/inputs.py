@@ -133,9 +133,10 @@ def followed(
 ) -> Schedule:
     """Schedule of a program's transfers, timed on the topology of the options."""
     if options.topology is None:
-        raise InputError(
-            "a program has no topology; give one, e.g. --topology dgx2 --nodes 2", where="--topology"
+        said = (
+            f"a program has no topology; give one of {program.num_ranks} ranks, such as ndv2 with --nodes 2"
         )
+        raise InputError(said, where="--topology")
     if size is None and chunk_size is None:
         raise InputError("a program has no size of its own; give one, e.g. --size 1MB", where="--size")
     topology = topology_from_word(options.topology, nodes=options.nodes, profile=options.profile)
