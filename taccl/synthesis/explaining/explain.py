@@ -200,8 +200,9 @@ def _unreached(barriers: Barriers, missed: Sequence[Need], *, solver: str, deadl
             return Explanation(False, reason, change=link)
     demand, clauses = clashing(barriers, missed)
     change = longer_paths(barriers, fewest_edits(barriers, missed, solver=solver, deadline=deadline))
-    near = in_runs(reached_despite(barriers, demand, clauses))
-    far = f"only ranks {near} can send to it" if demand.reducing else f"it reaches only ranks {near}"
+    known = reached_despite(barriers, demand, clauses)
+    near = f"rank{'s' * (len(known) != 1)} {in_runs(known)}"
+    far = f"only {near} can send to it" if demand.reducing else f"it reaches only {near}"
     return _clash(barriers, f"{_path(problem, demand, demand.ends[0])}; {far}", clauses, change)
 
 
