@@ -13,6 +13,7 @@ from itertools import groupby
 from taccl._internal.arguments import checked, known_word
 from taccl._internal.names import shown
 from taccl._internal.reading import read_text, reads
+from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.placement.placement import Placement
 
@@ -271,7 +272,8 @@ def _placed(placement: Placement, hosts: Sequence[str]) -> list[str]:
     """The host of every rank."""
     count = len(placement.order)
     if len(hosts) < count:
-        raise InputError(f"found {len(hosts)} slots for {count} ranks; name a slot for each", where="hosts")
+        said = f"found {format_count(len(hosts), 'slot')} for {count} ranks; name a slot for each"
+        raise InputError(said, where="hosts")
     for name in hosts:
         if not _HOST.fullmatch(name) or ":" in name:
             said = "expected names of hosts that launchers read, such as node-1; give a file with such names"

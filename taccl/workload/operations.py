@@ -19,6 +19,7 @@ from functools import lru_cache
 from zlib import crc32
 
 from taccl._internal.arguments import Count, Extended, Natural, checked_as, known_word
+from taccl._internal.units import format_count
 from taccl.errors import WorkloadError
 from taccl.workload.kinds import TABLE
 from taccl.workload.mesh import Mesh, mesh_of, parts_of_layout
@@ -227,7 +228,7 @@ class Operation:
         said = f"the topology determines the cost of {kind}; leave it out"
         refuse_first(
             self.name,
-            (count not in takes, f"found {count} inputs; {kind} takes {told}"),
+            (count not in takes, f"found {format_count(count, 'input')}; {kind} takes {told}"),
             (absent, f"{kind} needs {absent}; give it"),
             (has_no_end, f"found value {self.value}; {kind} takes a finite number"),
             (kind in COMPARISONS and (count == 1) != (self.value is not None),

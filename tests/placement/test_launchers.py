@@ -148,7 +148,7 @@ class TestHosts:
     @pytest.mark.parametrize(
         ("hosts", "complaint"),
         [
-            (["a"], "found 1 slots for 4 ranks"),
+            (["a"], "found 1 slot for 4 ranks"),
             (["a", "b", "c", "d e"], "found 'd e'; .*give a file with such names"),
         ],
     )

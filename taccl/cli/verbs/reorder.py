@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.names import first_of, shown, table
+from taccl._internal.units import format_count
 from taccl.cli.inputs import format_in, is_file, program_in, topology_from_word
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, positive, reader, refuse
 from taccl.cli.output import (
@@ -185,7 +186,9 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
     if options.hosts is not None:
         measured, named = named, read_hosts(options.hosts)
         if len(named) < topology.num_ranks:
-            said = f"found {len(named)} slots for {topology.num_ranks} ranks; name a slot for each"
+            said = (
+                f"found {format_count(len(named), 'slot')} for {topology.num_ranks} ranks; name one for each"
+            )
             raise InputError(said, where="--hosts")
         listed = set(map(_short, named))
         for row, (host, slot) in enumerate(zip(measured, named, strict=False)):
