@@ -71,7 +71,7 @@ def test_show_says_what_a_program_does(run):
     """``taccl show`` prints a program's steps and threadblocks, and says that the program deadlocks."""
     code, out, _ = run("show", HANGING, "--transfers", "2")
     assert code == 0
-    assert "12, of them 0 within ranks" in out
+    assert "12, none of them within ranks" in out
     assert "deadlock: 2 steps wait for each other" in out
     assert "... and 10 more" in out
 

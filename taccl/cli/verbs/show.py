@@ -105,13 +105,14 @@ def _of_program(program: Program, *, limit: int) -> Answer:
     verdict = found.verdict
     if found.ok and not found.outputs_checked:
         verdict += ", but outputs are not checked: the collective is unknown"
+    scratch = format_count(program.scratch_chunks, "chunk")
     rows = [
         ("collective", f"{collective or 'not known'}, {'in place' if program.in_place else 'out of place'}"),
         ("ranks", str(program.num_ranks)),
-        ("steps", f"{program.num_steps}, of them {program.num_copies} within ranks"),
+        ("steps", f"{program.num_steps}, {program.num_copies or 'none'} of them within ranks"),
         ("threadblocks", f"at most {program.max_threadblocks} per rank"),
         ("channels", f"{program.num_channels}, {program.protocol}"),
-        ("scratch", f"at most {format_count(program.scratch_chunks, 'chunk')} per rank"),
+        ("scratch", f"at most {scratch} per rank" if program.scratch_chunks else "none"),
         ("run", verdict),
     ]
     lines = [f"program {shown(program.name)}", table(rows, indent="  ")]
