@@ -85,6 +85,15 @@ class _Help(Exception):
     """Raised by ``--help``, with the text to print."""
 
 
+class _VerbsHelp(argparse.HelpFormatter):
+    """Help with each verb on one line: argparse leaves the indentation of verbs out of their width."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment
+
+
 #: How argparse begins its message on required arguments that were not given.
 _REQUIRED = "the following arguments are required: "
 
@@ -149,9 +158,10 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="taccl",
         description="Synthesize verified schedules for collective communication from sketches.",
-        epilog="Exit codes: 0 success, 1 a check failed or no schedule was found, 2 bad input, 3 a solver is "
-        "missing, 70 a bug in taccl, 130 Ctrl-C.",
+        epilog="taccl VERB --help shows options and examples. Exit codes: 0 success, 1 a check failed or no "
+        "schedule was found, 2 bad input, 3 a solver is missing, 70 a bug in taccl, 130 Ctrl-C.",
         allow_abbrev=False,
+        formatter_class=_VerbsHelp,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
