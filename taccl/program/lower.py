@@ -24,6 +24,7 @@ import numpy as np
 from taccl._internal.arguments import Count, checked
 from taccl._internal.arrays import distinct
 from taccl._internal.names import first_of
+from taccl._internal.units import format_count
 from taccl.errors import InputError, LossyConversionWarning, warn
 from taccl.problem.costs import wide_links
 from taccl.program.emit import Draft, Key, assemble
@@ -206,8 +207,8 @@ def _slower(schedule: Schedule) -> str:
 
 def _split(runs: Sequence[int]) -> str:
     """Note on merged sends that are split, from the number of runs of each; empty if none is split."""
-    figures = f"{len(runs)} into {sum(runs)}"
-    said = f"merged sends are split ({figures}), as chunks are scattered; merged='pack' packs them"
+    split = f"{format_count(len(runs), 'merged send')} split into {sum(runs)}"
+    said = f"{split}, as chunks are scattered in the buffer; merged='pack' packs them"
     return said if runs else ""
 
 
