@@ -226,9 +226,9 @@ def _warn_of_rounding(topology: Topology, ticks_per_us: int, most: Fraction) -> 
         return
     topology.cache["rounding is told"] = True
     text = (
-        f"{topology.name}: no grid in 64 bits, of at most {MAX_TICKS_PER_US} ticks per microsecond, "
-        f"represents all costs exactly; each is rounded up to a {_NAMES[ticks_per_us]}, by at most "
-        f"{float(100 * (most - 1)):.2g} %; times and bounds are for these costs"
+        f"{topology.name}: each cost is rounded up to a {_NAMES[ticks_per_us]}, by at most "
+        f"{float(100 * (most - 1)):.2g} %, as ticks of 64 bits cannot hold all costs exactly; times and "
+        "bounds are for the rounded costs"
     )
     warn(text, NumericsWarning)
 

@@ -579,7 +579,7 @@ class TestErrors:
         path.write_text('schema = 1\nfabric = "ring:4"\nalpha_us = 0.00000000001\n')
         code, out, err = run("bound", "--topology", path, "--collective", "allgather", "--size", "4MB")
         assert (code, err.count("\n")) == (0, 1)
-        assert err.startswith("taccl: warning: ring:4: no grid in 64 bits")
+        assert err.startswith("taccl: warning: ring:4: each cost is rounded up")
         assert out.startswith("allgather on ring:4")
 
     def test_argument_errors_under_json(self, run, run_json):
