@@ -95,7 +95,7 @@ _ADVICE = {
     "Chakra trace in JSON": CHAKRA,
     "notebook of Jupyter": unsupported("run it, and save it with the output of its cells, which is read"),
     "rank table of HCCL": unsupported(SLOTS),
-    "placement": "the format is write-only; it lists hosts in order for launchers",
+    "placement": "`taccl reorder {file} --verify` measures its gain",
     "upstream sketch": SHOW,
     "upstream topology": SHOW,
     "profile": "`taccl show MACHINE --profile {file}` reads it, with the machine that it names",

@@ -171,9 +171,7 @@ def slots_of(names: Sequence[str], hosts: Sequence[str]) -> list[int]:
             return [next(places[name]) for name in here]
     said = f"found ranks on {shown(', '.join(dict.fromkeys(names)), 90)}"
     wanted = shown(", ".join(dict.fromkeys(hosts)), 90)
-    raise InputError(
-        f"{said}, but the placement is for {wanted}; start one rank for each slot", where="hosts"
-    )
+    raise InputError(f"{said}, but the placement is for {wanted}; start one rank for each slot")
 
 
 def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from taccl.errors import ExecutionError
+from taccl import errors
+from taccl.errors import ExecutionError, InputError, TacclError
 from taccl.runtime.environment import find_mpiexec
 from taccl.runtime.parent_death_guard import MARK, guarded
 from taccl.runtime.worker import GRACE_S
@@ -105,6 +106,8 @@ def _attend(
                     note(message["note"])
                 if "error" in message:
                     raise ExecutionError(f"the ranks cannot start: {message['error']}")
+                if "failure" in message:
+                    raise _failure(**message["failure"])
                 if "report" in message:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_KILL_S)
@@ -122,6 +125,13 @@ def _attend(
                     f"the ranks were silent for {patience_s:g} s, and are stopped{_last_errors(folder)}"
                 )
             time.sleep(_POLL_S)
+
+
+def _failure(kind: str, message: str, where: str | None) -> TacclError:
+    """Error that ended the task at rank 0."""
+    made: Any = getattr(errors, kind, ExecutionError)
+    found: TacclError = made(message, where=where) if issubclass(made, InputError) else made(message)
+    return found
 
 
 def _last_errors(folder: Path) -> str:

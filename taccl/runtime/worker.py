@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from taccl.errors import ExecutionError
+from taccl.errors import ExecutionError, TacclError
 from taccl.runtime.environment import import_mpi
 from taccl.runtime.job import RunJob
 from taccl.runtime.rank_execution import execute_on_rank
@@ -39,7 +39,10 @@ def main(path: str) -> int:
 
 
 def serve(path: str, task: Task) -> int:
-    """Run one rank of a task, whose request is in a file; rank 0 prints the report that `task` returns."""
+    """Run one rank of a task, whose request is in a file; rank 0 prints the report that `task` returns.
+
+    An error of this library at rank 0 is printed, too, for `taccl.runtime.launch.launched` to raise.
+    """
     with Watchdog() as watchdog:
         try:
             mpi = import_mpi()
@@ -48,12 +51,18 @@ def serve(path: str, task: Task) -> int:
             return 1
         communicator = mpi.COMM_WORLD
         is_first = communicator.rank == 0
-        report = task(
-            communicator,
-            lambda: json.loads(Path(path).read_text(encoding="utf-8")),
-            watchdog,
-            lambda text: _say({"note": text}),
-        )
+        try:
+            report = task(
+                communicator,
+                lambda: json.loads(Path(path).read_text(encoding="utf-8")),
+                watchdog,
+                lambda text: _say({"note": text}),
+            )
+        except TacclError as error:
+            if is_first:
+                message, where = getattr(error, "message", str(error)), getattr(error, "where", None)
+                _say({"failure": {"kind": type(error).__name__, "message": message, "where": where}})
+            raise
         if is_first:
             _say({"report": report})
         watchdog.expect("ending MPI", 0)

@@ -211,6 +211,7 @@ REFUSED = {
         (f"{NDV2} --size 1MB -o folder --best", "--best"),
     ],
     "reorder and probe": [
+        ("reorder latency.csv --verify", "latency.csv: found a matrix of pairs; expected a placement, which -o writes"),
         ("reorder latency.csv --hosts few", "--hosts: found 3 slots for 4 ranks"),
         ("reorder latency.csv --hosts none", "there is no such file"),
         ("reorder latency.csv --algorithm rong", "--algorithm: found 'rong'"),

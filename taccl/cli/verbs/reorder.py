@@ -134,12 +134,16 @@ def _reordered(options: argparse.Namespace) -> Answer:
 
 def _verified(options: argparse.Namespace) -> Answer:
     """Measure the gain of a placement with MPI ranks; every rank returns the same answer."""
-    from taccl._internal.reading import parse_json, read_text
+    from taccl._internal.file_kinds import wrong_kind
+    from taccl._internal.reading import kinds_of, parse_json, read_text
     from taccl.placement.measured_gain import measure_gain
 
     refuse(options, (*_ORDERS, *_RULES, "hosts", "plot"), "found with --verify; leave it out")
     if is_first := is_first_rank():
         check_output(options)
+    if (kinds := kinds_of(options.topology)) and "placement" not in kinds:
+        said = wrong_kind(kinds[0], options.topology, "a placement, which -o writes")
+        raise InputError(said, where=options.topology)
     placement = parse_json(read_text(options.topology), source=options.topology)
     with notes_shown(wanted=is_first) as note:
         given = {name: value for name, value in picked(options, "ranks", "repetitions").items() if value}
