@@ -18,8 +18,9 @@ from functools import cache
 import numpy as np
 
 from taccl._internal.kernels import is_compiled, is_loaded
+from taccl.analysis.verification.verify import verify
 from taccl.problem.collectives import make
-from taccl.problem.costs import hold_columns
+from taccl.problem.costs import hold_columns, wide_links
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduce_phase, reverse
@@ -195,7 +196,10 @@ def improve_schedule(
     if problem.collective.stays_at_roots and schedule.reduce.any():
         turned = reverse(schedule, reduce_phase(problem))
         turned, done = improve_schedule(turned, limits, turns=turns, merges=merges, chunks=chunks)
-        return min(schedule, reverse(turned, problem), key=lambda each: each.finish_ticks), done
+        found = reverse(turned, problem)
+        # A reversed multicast may add a contribution twice, or need one from a rank that has none.
+        is_valid = not len(wide_links(problem.topology)) or verify(found).ok
+        return min(schedule, found if is_valid else schedule, key=lambda each: each.finish_ticks), done
     began, ruin = time.monotonic(), limits.parameters.ruin
     latest = limits.until or limits.deadline
     until = latest.sooner(limits.idle_s())
@@ -302,6 +306,11 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
             is_target[t, list(data.origins if tree.reducing else data.destinations)] = True
     rows = [problem.open_links(tree.chunk, reducing=tree.reducing) for tree in trees]
     opened = np.array(rows, bool).reshape(count, len(problem.topology.links))
+    for e in wide_links(problem.topology):
+        # A rank that contributes nothing may have nothing to send along with other sources.
+        srcs = problem.topology.links[e].srcs
+        if len(srcs) > 1:
+            opened[:, e] &= [not tree.reducing or {*srcs} <= {*chunks[tree.chunk].origins} for tree in trees]
     is_open, open_class = np.unique(opened, axis=0, return_inverse=True)
     clauses = problem.clauses
     bound = clauses.carries_from or clauses.carries_to or clauses.direct_crossing

@@ -89,9 +89,13 @@ def _improved(schedule: Schedule, limits: Limits, turns: int) -> Schedule:
     Multicasts cannot be reversed, as their reverse would have several sources.
     """
     problem = schedule.problem
-    is_reversible = not np.isin(schedule.link, wide_links(problem.topology)).any()
-    if len(problem.collective.destination_sets.sets) == 1 or not is_reversible:
+    if len(problem.collective.destination_sets.sets) == 1 or not _is_reversible(schedule):
         return improve_schedule(schedule, limits, turns=turns)[0]
-    gather = reverse(schedule, back_in_time(problem))
-    found = reverse(improve_schedule(gather, limits, turns=turns)[0], problem)
+    gather = improve_schedule(reverse(schedule, back_in_time(problem)), limits, turns=turns)[0]
+    found = reverse(gather, problem) if _is_reversible(gather) else schedule
     return min(schedule, found, key=lambda each: each.finish)
+
+
+def _is_reversible(schedule: Schedule) -> bool:
+    """True if all sends are from one rank to one rank."""
+    return not np.isin(schedule.link, wide_links(schedule.problem.topology)).any()

@@ -58,3 +58,13 @@ def test_a_scatter_over_a_multicast_is_improved_as_it_is():
     )
     found = _improved(twice, Limits(), 100)
     assert taccl.verify(found).ok and found.finish_us == 2
+
+
+def test_a_scatter_is_not_improved_over_a_link_of_several_sources():
+    """Reversed in time, a fast link from ranks 0 and 2 would bring a chunk to both; a scatter cannot use it."""
+    builder = TopologyBuilder("several sources", [0] * 3)
+    for src, dst, us in ((0, 1, 2), (1, 2, 2), (2, 1, 2), (1, 0, 2), ((0, 2), 1, 1)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=us)
+    problem = taccl.make_problem(builder.build(), "scatter", size_bytes=3_000_000)
+    first = exact_times(problem, chunk=[1, 2, 2], link=[0, 0, 1], sequence=range(3))
+    assert taccl.verify(_improved(first, Limits(), 100)).ok
