@@ -278,6 +278,14 @@ def _amount(size: int, random: NDArray[np.uint64]) -> int:
 
 
 @inner
+def _draw_plan(mixes: Mixes, num_plans: int, random: NDArray[np.uint64]) -> int:
+    """Random plan: half of the time that of a part of the changed mix."""
+    if draw_below(random, 2) == 0:
+        return mixes.plan[2, draw_below(random, mixes.number[2])]
+    return draw_below(random, num_plans)
+
+
+@inner
 def _change(mixes: Mixes, num_plans: int, room: Room, shares: Ints, random: NDArray[np.uint64]) -> bool:
     """Make the changed mix a random neighbour of the current one; false if it would have too many parts.
 
@@ -300,7 +308,7 @@ def _change(mixes: Mixes, num_plans: int, room: Room, shares: Ints, random: NDAr
         if size[here] == 0:
             _remove(mixes, here)
         if move < shares[NEW]:
-            old = draw_below(random, num_plans)
+            old = _draw_plan(mixes, num_plans, random)
             _insert(mixes, mixes.number[2] * draw_below(random, 2), old, moved, 0, 0.0)
         else:
             _insert(mixes, draw_below(random, mixes.number[2] + 1), old, moved, step, delay)
@@ -310,7 +318,7 @@ def _change(mixes: Mixes, num_plans: int, room: Room, shares: Ints, random: NDAr
         if size[here] == 0:
             _remove(mixes, here)
     elif move < shares[REPLAN]:
-        plan[here] = draw_below(random, num_plans)
+        plan[here] = _draw_plan(mixes, num_plans, random)
     elif move < shares[DELAY]:
         mixes.step[2, here], mixes.delay[2, here] = 0, 0.0
         other = draw_below(random, 2 * number)
