@@ -52,14 +52,16 @@ _UNITS = 10
 class _Cabling(NamedTuple):
     """Cables of a fabric.
 
-    - `between`: {(switch, switch): Gb/s of all links from the first to the second}.
+    - `between`: {(switch, switch): Gb/s of all links between them}, in both directions.
     - `to_host`: {(switch, host): Gb/s of all links}.
     - `nameless`: Descriptions of adapters that name no host.
+    - `lacking`: Number of switches that others link to, but whose own ports the file lacks.
     """
 
     between: dict[tuple[str, str], float]
     to_host: dict[tuple[str, str], float]
     nameless: list[str]
+    lacking: int
 
 
 @checked
@@ -107,7 +109,7 @@ def _span(values: np.ndarray) -> str:
 
 
 def _cabling(text: str, where: str) -> _Cabling:
-    """Links of all switches; each link is counted once from each of its switches."""
+    """Links of all switches; the ports of one end suffice."""
     ports: dict[tuple[str, str], tuple[str, str, str, float]] = {}
     switch = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -120,15 +122,23 @@ def _cabling(text: str, where: str) -> _Cabling:
             at, own, width, speed, kind, peer, description = found.groups()
             kind = "S" if kind == "SW" else kind[-1].replace("A", "H")
             ports[own, at] = kind, peer, description, _gbit(width, speed, f"{where}: line {number}")
-    cabling = _Cabling(defaultdict(float), defaultdict(float), [])
+    one_way: dict[tuple[str, str], float] = defaultdict(float)
+    to_host: dict[tuple[str, str], float] = defaultdict(float)
+    nameless = []
     for (own, _), (kind, peer, description, gbit) in ports.items():
         if kind == "S":
-            cabling.between[own, peer] += gbit
+            one_way[own, peer] += gbit
         elif kind == "H" and (host := _ADAPTER.fullmatch(description)) is not None:
-            cabling.to_host[own, host[1]] += gbit
+            to_host[own, host[1]] += gbit
         elif kind == "H" and _REDUCES not in description:
-            cabling.nameless.append(description)
-    return cabling
+            nameless.append(description)
+    between = {
+        ends: max(one_way.get(ends, 0.0), one_way.get(ends[::-1], 0.0))
+        for pair in one_way
+        for ends in (pair, pair[::-1])
+    }
+    lacking = {name for pair in between for name in pair} - {own for own, _ in ports}
+    return _Cabling(between, to_host, nameless, len(lacking))
 
 
 def _gbit(width: str, speed: str, where: str) -> float:
@@ -169,6 +179,9 @@ def _fabric(cabling: _Cabling, where: str) -> Fabric:
         for switch in order
     }
     notes = []
+    if cabling.lacking:
+        said = f"switches without ports in the file: {cabling.lacking}, so hosts may be missing"
+        notes.append(f"{said}; save the output whole")
     if cabling.nameless:
         told = first_of([shown(each, 40) for each in dict.fromkeys(cabling.nameless)], 3)
         notes.append(f"adapters whose descriptions name no host are left out: {told}")

@@ -67,6 +67,16 @@ def test_leaves_are_clusters_with_the_rates_of_links(tmp_path, by_port):
     assert any("at 50 GB/s, a maximum flow" in each for each in probe.assumed)
 
 
+def test_missing_switches_are_told(tmp_path):
+    """The ports of one end tell a link; a note counts switches without ports of their own."""
+    path = written(tmp_path, tree(1))
+    whole = load_infiniband(path)
+    path.write_text(path.read_text().partition('"spine0" enhanced')[0])
+    probe = load_infiniband(path)
+    assert (probe.uplinks, probe.clusters) == (whole.uplinks, whole.clusters)
+    assert probe.assumed[0].startswith("switches without ports in the file: 2, so hosts")
+
+
 def test_links_that_do_not_limit_are_no_uplinks(tmp_path):
     """Eight links of 25 GB/s carry all that four hosts of 50 GB/s send, so no uplink is assumed."""
     path = written(tmp_path, tree(4))
