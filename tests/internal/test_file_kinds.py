@@ -164,6 +164,8 @@ OTHER_FORMS = [
         "# gpu    pwr  gtemp\n# Idx      W      C\n    0     70     30\n",
         "output of nvidia-smi or nvidia-imex-ctl",
     ),
+    ("Failed to run topology matrix\n", "output of nvidia-smi or nvidia-imex-ctl"),
+    ("NVIDIA-SMI has failed because it couldn't communicate\n", "output of nvidia-smi or nvidia-imex-ctl"),
     ("GPU 0 is connected to GPU 1 via PIX\n", "output of nvidia-smi or nvidia-imex-ctl"),
     (
         "0000:17:00.0 mlx5_0 (MT4129 - X) ConnectX-7 fw 28.39 port 1 (ACTIVE) ==> ib0 (Up)\n",
