@@ -260,7 +260,8 @@ TEXTS = (
     ),
     Text(
         "output of nvidia-smi or nvidia-imex-ctl",
-        rf"\bNVIDIA-SMI\s+(\d|has failed)|^Failed to run topology matrix|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\A[^\n]*{_GPU_FIELD}"
+        r"\bNVIDIA-SMI\s+(\d|has failed)|^Failed to run topology matrix|^=+NVSMI LOG=+"
+        rf"|^GPU \d+: .*\(UUID: |\A[^\n]*{_GPU_FIELD}"
         r"|<nvidia_smi_log>|^Connectivity Table Legend:|^# gpu +(pwr|sm|fb) "
         r"|^The following GPUs (have an affinity|are connected)|^GPU \d+ is connected to GPU \d",
         unsupported(_SERVER),
