@@ -45,6 +45,8 @@ _LINE = re.compile(
 _ADAPTER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)(?:\s+\S+)?\s*")
 #: Description of the adapter of a switch that reduces (SHARP), which is no host.
 _REDUCES = "Aggregation Node"
+#: Max characters of a line that are read; descriptions have at most 64, and patterns take quadratic time.
+_MOST_CHARACTERS = 500
 #: Number of capacity units per Gb/s, as flows are whole numbers.
 _UNITS = 10
 
@@ -112,7 +114,8 @@ def _cabling(text: str, where: str) -> _Cabling:
     """Links of all switches; the ports of one end suffice."""
     ports: dict[tuple[str, str], tuple[str, str, str, float]] = {}
     switch = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, whole in enumerate(text.splitlines(), 1):
+        line = whole[:_MOST_CHARACTERS]
         if (device := _DEVICE.match(line)) is not None:
             switch = device[3] if device[1] == "Switch" else ""
         elif (found := _PORT.match(line)) is not None and switch:

@@ -8,6 +8,7 @@ import pytest
 import taccl
 from taccl.errors import FormatError, InputError
 from taccl.placement.infiniband import load_infiniband
+from tests.effort import cpu_s
 
 GB_PER_S = {"HDR": 25.0, "NDR": 50.0}
 
@@ -154,6 +155,21 @@ def test_adapters_that_are_no_hosts_are_left_out(tmp_path):
     probe = load_infiniband(written(tmp_path, tree(1) + extra))
     assert len(probe.hosts) == 8
     assert probe.assumed[0].endswith("name no host are left out: MF0;gateway1:X/U1 port")
+
+
+@pytest.mark.parametrize("piece", ['#"" ', "( 'a' - ", "4x "])
+def test_long_lines_take_linear_time(tmp_path, piece):
+    """Lines without end, as no fabric has them, are refused quickly."""
+    path = tmp_path / "fabric.txt"
+    begins = text_of(tree(1)).partition("[1]")[0]
+    ports = '[1]\t"H-1"[1] ', "SW 1 1 0x1 4x NDR - CA 1 1 0x2 "
+    path.write_text(begins + "".join(f"{port}{piece * 8_000}\n" for port in ports))
+
+    def refused():
+        with pytest.raises(FormatError, match="no switch with hosts"):
+            load_infiniband(path)
+
+    assert cpu_s(refused) < 0.5
 
 
 def test_files_without_hosts_or_speeds_are_refused(tmp_path):
