@@ -55,6 +55,7 @@ SLOTS = (
     "for `taccl reorder FILE --hosts` give the hosts in their present order, each a line name or name:slots"
 )
 _RATE = "the rate of a NIC is given as a number, e.g. nic_gb_per_s=50"
+_FABRIC = "for the fabric of InfiniBand give what `ibnetdiscover` prints"
 _FILE = "write a topology file with [node], [nics] and [network]"
 
 
@@ -318,14 +319,14 @@ TEXTS = (
     Text(
         "output of ibhosts, ibswitches or ibroute",
         r"^(Ca|Switch)\t: 0x|^(Unicast lids|Multicast mlids) \[0x",
-        unsupported(f"for the fabric give the output of ibnetdiscover; {HOSTS}"),
+        unsupported(f"{_FABRIC}; {HOSTS}"),
     ),
     Text(
         "output of ibstat, ibv_devinfo, iblinkinfo or ibdiagnet",
         r"^.{0,120}?\w+ port \d+ (\(\w+\) )?==> \w+ \(|^link \w+/\d+ state "
         r"|^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ "
         r"|^Errors for (0x|\")|^sminfo: sm lid |^/usr/share/ibdiagnet",
-        unsupported(f"{_RATE}; {HOSTS}"),
+        unsupported(f"{_RATE}; {_FABRIC}"),
     ),
     Text(
         "output of ethtool, ip or ifconfig",
