@@ -22,7 +22,7 @@ _CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
 #: Several cells of the matrix without spaces between them.
 _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
 #: The last cell of a row, joined to the CPU affinity after it.
-_GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
+_GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*(?:N/A)?)")
 #: `_FIRST_ROW`: row of the first GPU, which begins with its own cell. `_HEAD_WORD`: word of a header.
 #: `_ROW`: beginning of a row. `_REST`: further part of a row that began on an earlier line.
 _FIRST_ROW = re.compile(r"GPU\d+\s+X(?:\s|$)")
@@ -46,6 +46,11 @@ _EARLIER_CELLS = {"SOC": "SYS"}
 #: Header line, which may follow quote marks of a mail or a host name that a launcher puts before each line.
 #: In other lines a cell follows the first GPU.
 _HEADER = re.compile(rf"(.{{0,80}}?)\bGPU\d+(?!\s+(?:{_CELL})(?:\s|$))(\s|CPU|$)")
+#: `_GLUED_HEADER`: header without spaces between columns, as copies of pages without tabs have it.
+#: `_GLUED_ROW`: row of such a matrix: name, cells, and affinities. `_NEXT_CELL`: next one of the cells.
+_GLUED_HEADER = re.compile(r"\s*GPU\d+(?:GPU|NIC|mlx\d+_)\d")
+_GLUED_ROW = re.compile(rf"\s*((?:GPU|NIC|mlx\d+_)\d+)((?:\s*(?:{_CELL}))+)(.*)")
+_NEXT_CELL = re.compile(_CELL)
 _GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
 #: Line of drivers that leave NICs out of a wide matrix: number of NICs, and of those that it shows.
 _NICS_SHOWN = re.compile(r"(\d{1,6}) NICs found in the topology, only displaying (\d{1,6})\b")
@@ -118,6 +123,8 @@ def read_matrix(text: str, where: str) -> Matrix:
     if (separated := _SEPARATED.search(text)) is not None:
         text = text.replace(separated[1], "\t")
     given = [_COLOUR.sub(" ", line) for line in text.splitlines()]
+    is_glued = any(map(_GLUED_HEADER.match, given))
+    given = [_spaced(line) for line in given] if is_glued else given
     marked = _unwrapped(given)
     headers = _headers(marked, where)
     start, first = headers[0]
@@ -141,6 +148,8 @@ def read_matrix(text: str, where: str) -> Matrix:
     if len(headers) > 1:
         differ = ", which differ," if _others_differ(marked, headers, cells, where) else ""
         assumed.append(f"the first of the file's {len(headers)} matrices{differ} is used for every node")
+    if is_glued:
+        assumed.append("cells without spaces between them are separated, and columns on NUMA are not read")
     if marked != given:
         assumed.append("lines of the matrix that were broken into several are joined")
     if repairs:
@@ -150,6 +159,23 @@ def read_matrix(text: str, where: str) -> Matrix:
             assumed.append(f"no {part} of {first_of(of, 4)}: which NICs are close to each other is unknown")
     names = {device: name for device, name in legend.items() if device in devices}
     return Matrix(devices, cells, affinity, coherent, names, tuple(assumed))
+
+
+def _spaced(line: str) -> str:
+    """Header or row of a matrix without spaces, with spaces between its columns; other lines as they are.
+
+    A last cell such as NV12 stays joined to an affinity such as 0-31, for `_unglued`.
+    """
+    if _GLUED_HEADER.match(line):
+        return _GLUED_COLUMNS.sub(" ", line)
+    row = _GLUED_ROW.fullmatch(line)
+    if row is None:
+        return line
+    cells, after = _NEXT_CELL.findall(row[2]), row[3].strip()
+    is_within = after.startswith(("-", ",")) and cells[-1][-1].isdigit()
+    return " ".join(
+        [row[1], *cells[: -1 if is_within else None], *[cells[-1] + after if is_within else after]]
+    )
 
 
 def _headers(lines: list[str], where: str) -> list[tuple[int, re.Match[str]]]:

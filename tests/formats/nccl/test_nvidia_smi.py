@@ -597,12 +597,32 @@ def test_nics_that_a_driver_leaves_out_are_told(tmp_path):
     assert any(each.startswith("20 of 76 NICs are not in the matrix") for each in load_quietly(path).assumed)
 
 
-def test_a_matrix_without_any_separators_is_named_as_such(tmp_path):
-    """A matrix that was copied as one word a row is refused as an incomplete matrix, not as an unknown text."""
-    path = tmp_path / "glued.txt"
-    path.write_text("GPU0GPU1CPU AffinityNUMA Affinity\nGPU0XNODE0-310\nGPU1NODEX0-310\n")
-    with pytest.raises(FormatError, match="found no header with GPU columns"):
-        taccl.topologies.load(path)
+@pytest.mark.parametrize("cell", ["NODE", "NV12"])
+@pytest.mark.parametrize("nics", [0, 2])
+@pytest.mark.parametrize("numa", ["0", "0\t\tN/A"])
+def test_a_matrix_without_any_separators_is_read(tmp_path, cell, nics, numa):
+    """Copies of pages may have lost all tabs; cells have few forms, so that they can be told apart."""
+    names = ["GPU0", "GPU1", *[f"NIC{n}" for n in range(nics)]]
+    cells = [
+        [" X ", cell, "PIX", "SYS"],
+        [cell, " X ", "SYS", "PIX"],
+        ["PIX", "SYS", " X ", "SYS"],
+        ["SYS", "PIX", "SYS", " X "],
+    ]
+    rows = [
+        [name, *row[: 2 + nics], *[f"{32 * n}-{32 * n + 31}", numa] * (n < 2)]
+        for n, (name, row) in enumerate(zip(names, cells, strict=False))
+    ]
+    text = "\n".join(
+        "\t".join(row) for row in [["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"], *rows]
+    )
+    path = tmp_path / "matrix.txt"
+    found = []
+    for given in (text, text.replace("\t", "")):
+        path.write_text(f"{given}\n\nLegend:\n\n  X    = Self\n")
+        found.append(load_quietly(path, **({"nodes": 2, "nic_gb_per_s": 25} if nics else {})))
+    assert found[1].links == found[0].links
+    assert any("without spaces" in each for each in found[1].assumed)
 
 
 @pytest.mark.parametrize("width", [29, 40, 52])
