@@ -163,7 +163,7 @@ def test_long_lines_take_linear_time(tmp_path, piece):
     path = tmp_path / "fabric.txt"
     begins = text_of(tree(1)).partition("[1]")[0]
     ports = '[1]\t"H-1"[1] ', "SW 1 1 0x1 4x NDR - CA 1 1 0x2 "
-    path.write_text(begins + "".join(f"{port}{piece * 8_000}\n" for port in ports))
+    path.write_text(begins + "".join(f"{port}{piece * 3_000}\n" for port in ports))
 
     def refused():
         with pytest.raises(FormatError, match="no switch with hosts"):
