@@ -83,8 +83,9 @@ class Clause(NamedTuple):
     - `meaning`, `remedy`: Texts for `taccl.explain`: its meaning (with ``{value}``), and how to remove it.
     - `violation`: Kind of violation by a schedule that breaks it.
     - `of_transit`, `of_link`: For clauses on chunks, functions that return the keys by which a link admits a
-      chunk. `of_transit` gives the key of a transit, None if the clause does not concern it. `of_link` gives
-      the key of a link, from the clause's value and the topology.
+      chunk. `of_transit` gives the key of a transit, None if the clause does not concern it; it depends on
+      the chunk's starts, nodes of destinations, root and process group only. `of_link` gives the key of a
+      link, from the clause's value and the topology.
     - `admits`: Function of the two keys; True if the transit may use the link.
     - `speaks_of`: Function that returns the links on which the clause may refuse a chunk; None for all links.
     - `in_reverse`: Field that it becomes in reversed time; empty if it stays the same.

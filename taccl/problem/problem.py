@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl._internal.arrays import Flags, Ints
     from taccl.problem.chunks import Chunk
 
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy"]
@@ -217,6 +218,10 @@ class Problem:
     def open_links(self, chunk: int, *, reducing: bool = False) -> NDArray[np.bool_]:
         """(num_links,) True for links that `may_carry` a chunk; chunks that clauses treat alike share it."""
         return self._open_links.of(chunk, reducing=reducing)
+
+    def open_link_sets(self, *, reducing: bool = False) -> tuple[Ints, list[Flags]]:
+        """(index of the links that `may_carry` each chunk, (num_links,) flags of different such links)."""
+        return self._open_links.sets(reducing=reducing)
 
     @property
     def has_equal_links(self) -> bool:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from taccl._internal.arrays import Flags, Ints, distinct
+from taccl._internal.arrays import Flags, Ints, distinct, lexsort, numbered
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import strong_components
 from taccl.errors import InputError, SketchError, TopologyError
+from taccl.problem.chunks import RankSets
 from taccl.problem.costs import link_ends, wide_links
 from taccl.problem.problem import Clauses, Problem
 from taccl.topology.topology import Topology
@@ -48,7 +49,7 @@ def check_reachable(problem: Problem) -> None:
     every destination. A `SketchError` names the clause that forbids the path; a `TopologyError` says that
     there is no path even without the sketch.
     """
-    for demand in () if _joins_everything(problem) else unmet(problem):
+    for demand in () if _joins_everything(problem) or _all_arrive(problem) else unmet(problem):
         raise _explained(problem, demand)
 
 
@@ -225,6 +226,47 @@ def _joins_everything(problem: Problem) -> bool:
                 parts[id(is_open)] = _parts_joined(topology, np.flatnonzero(single))
         if len(distinct(parts[id(is_open)][list(group.ranks)])) > 1:
             return False
+    return True
+
+
+def _all_arrive(problem: Problem) -> bool:
+    """True if all required deliveries are possible, by a search for each set of starts and open links.
+
+    False also for chunks derived from others, sums without a root, and links of several sources or
+    destinations.
+    """
+    topology, collective = problem.topology, problem.collective
+    if collective.derivations or wide_links(topology):
+        return False
+    if not collective.combining:
+        return _are_reached(problem, collective.start_sets, collective.destination_sets)
+    if any(chunk.root is None for chunk in collective.chunks):
+        return False
+    roots = RankSets.of([(chunk.root,) for chunk in collective.chunks if chunk.root is not None])
+    return _are_reached(problem, roots, collective.destination_sets) and _are_reached(
+        problem, roots, collective.origin_sets, reducing=True
+    )
+
+
+def _are_reached(problem: Problem, starts: RankSets, ends: RankSets, *, reducing: bool = False) -> bool:
+    """True if every chunk gets from its starts to its ends, or, if `reducing`, from these to its starts."""
+    topology, limit = problem.topology, problem.clauses.path_limit
+    (number, masks), columns = problem.open_link_sets(reducing=reducing), link_ends(topology)
+    src, dst = columns[::-1] if reducing else columns
+    kind = numbered(number * len(starts.sets) + starts.of_chunk)[2]
+    by_kind, num_alike = lexsort((kind,)), np.bincount(kind)
+    for alike in np.split(by_kind, np.cumsum(num_alike)[:-1]) if len(kind) else ():
+        chunk = alike[0]
+        wanted = [rank for each in distinct(ends.of_chunk[alike]).tolist() for rank in ends.sets[each]]
+        ahead, behind = (each[masks[number[chunk]]] for each in (src, dst))
+        found = np.zeros(topology.num_ranks, bool)
+        found[list(starts.sets[starts.of_chunk[chunk]])] = True
+        num_found, num_hops = 0, 0
+        while not found[wanted].all():
+            if np.count_nonzero(found) == num_found or num_hops == limit:
+                return False
+            num_found, num_hops = int(np.count_nonzero(found)), num_hops + 1
+            found[behind[found[ahead]]] = True
     return True
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise, repeat
 
 import numpy as np
 
-from taccl._internal.arrays import Ints
+from taccl._internal.arrays import Ints, lexsort
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import smallest_of_orbits
 from taccl.errors import SketchError
@@ -114,8 +114,9 @@ def resource_permutation(topology: Topology, links: Permutation) -> Permutation 
     A resource is identified by the links that occupy it and their costs there. Resources for which these are
     equal, and resources that no link occupies, keep their order.
     """
-    keys = _keys(topology)
-    return _taken(keys.alike, keys.held_by(np.asarray(links, dtype=np.int64)))
+    keys, images = _keys(topology), np.asarray(links, dtype=np.int64)
+    found = keys.resources_in_order(images)
+    return _taken(keys.alike, keys.held_by(images)) if found is None else tuple(found.tolist())
 
 
 def _indices_by_name(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
@@ -265,7 +266,49 @@ class _Keys:
         self.order = np.argsort(ends, kind="stable")
         self.sorted = ends[self.order]
         self.has_distinct_ends = self.has_single_ends and bool((np.diff(self.sorted) > 0).all())
-        self.alike = _indices_by_name(self.held_by(np.arange(len(ends))))
+
+    @cached_property
+    def alike(self) -> dict[Hashable, list[int]]:
+        """{key of a resource (`held_by`): resources with this key}."""
+        return _indices_by_name(self.held_by(np.arange(len(self.of_link))))
+
+    @cached_property
+    def _holds_in_order(self) -> tuple[Ints, Ints, Ints]:
+        """(place of each hold, resource and cost at each place), with -1 at places without a hold.
+
+        Place ``i * num_links + e`` is that of link e's i-th hold.
+        """
+        link, count = self._columns.link, len(self.of_link)
+        order = lexsort((link,))
+        ends = np.cumsum(np.bincount(link, minlength=count))
+        place = np.empty(len(link), np.int64)
+        place[order] = np.arange(len(link)) - np.append(0, ends)[link[order]]
+        place = place * count + link
+        resource, cost = np.full((2, (int(place.max(initial=-1)) // max(1, count) + 1) * count), -1)
+        resource[place], cost[place] = self._columns.resource, self._of_hold
+        return place, resource, cost
+
+    def resources_in_order(self, links: Ints) -> Ints | None:
+        """(num_resources,) images of resources if the i-th hold of each link maps to the i-th of its image.
+
+        None if that is no symmetry, or if resources with equal keys do not keep their order. Resources
+        without holds keep their places.
+        """
+        place, resource_at, cost_at = self._holds_in_order
+        there = place + (links - np.arange(len(links)))[self._columns.link]
+        found, resource = np.arange(len(self._topology.resources)), self._columns.resource
+        found[resource] = resource_at[there]
+        is_one_to_one = (np.bincount(found + 1, minlength=1 + len(found))[1:] == 1).all()
+        are_alike = np.array_equal(found[resource], resource_at[there])
+        is_symmetry = is_one_to_one and are_alike and (cost_at[there] == self._of_hold).all()
+        first, second = self._equal_pairs
+        return found if is_symmetry and (found[first] < found[second]).all() else None
+
+    @cached_property
+    def _equal_pairs(self) -> Ints:
+        """Consecutive resources with equal keys, as columns; (2, num_pairs)."""
+        pairs = [pair for alike in self.alike.values() for pair in pairwise(alike)]
+        return np.array(pairs, np.int64).reshape(-1, 2).T
 
     def ends(self, ranks: Ints) -> Ints:
         """(num_links,) integer key of each link: its cost and the images of its source and destination."""

@@ -95,6 +95,16 @@ def test_a_latency_bound_without_time_sees_paths_between_nodes(nodes):
         assert bounds.latency_bound(problem).bound * problem.costs.ticks_per_us == every.ticks
 
 
+@pytest.mark.parametrize("name", ["allreduce", "reduce-scatter"])
+def test_a_latency_bound_of_sums_without_time_is_that_at_a_few_destinations(name):
+    """Contributions from the other node are the last at any rank, so a few ranks prove the bound of all."""
+    problem = make_problem(topologies.dgx_h100(2), name, size_bytes="1MB")
+    every = next(bounds.claims_of(problem, budget_s=60.0))
+    bound = bounds.latency_bound(problem)
+    assert bound.bound * problem.costs.ticks_per_us == every.ticks
+    assert bound.check()
+
+
 @pytest.mark.parametrize("way", OPTIONS, ids=str)
 def test_a_sketch_may_leave_no_links_where_nothing_moves(way):
     """If nothing has to move, the bound is 0, even if no link is allowed, and under all options."""

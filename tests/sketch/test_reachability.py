@@ -1,6 +1,7 @@
 """Reachability of destinations, and the clauses that prevent it."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -8,11 +9,12 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import SketchError, TopologyError
 from taccl.problem.chunks import Chunk
+from taccl.problem.clauses import Transit
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
 from taccl.sketch.library import load_sketch
-from taccl.sketch.reachability import check_reachable, with_moved_roots
+from taccl.sketch.reachability import _all_arrive, check_reachable, unmet, with_moved_roots
 from taccl.sketch.sketch import Sketch
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
@@ -190,3 +192,39 @@ def test_many_chunks_are_checked_fast():
         return cpu_s(lambda: check_reachable(replace(problem)))
 
     assert checked(8) < 8 * checked(1)
+
+
+_NAMES = ("alltoall", "allgather", "allreduce", "reduce", "broadcast", "reduce-scatter")
+
+
+def random_problem(random):
+    """A small problem on random links, under random clauses on chunks."""
+    nodes = sorted(random.choices(range(3), k=random.randint(2, 6)))
+    ranks, numbers = range(len(nodes)), {node: i for i, node in enumerate(sorted({*nodes}))}
+    pairs = [(a, b) for a in ranks for b in ranks if a != b and random.random() < 0.6] or [(0, 1)]
+    some = [
+        {e: frozenset(random.sample(ranks, 2)) for e in range(len(pairs)) if random.random() < 0.3}
+        for _ in range(2)
+    ]
+    topology = linked("links", [numbers[node] for node in nodes], pairs, alpha_us=1, beta_us_per_mb=1)
+    clauses = Clauses(
+        direct_crossing=random.random() < 0.5, carries_from=some[0], carries_to=some[1],
+        max_hops=random.choice([None, None, 1, 2]),
+    )  # fmt: skip
+    return make_problem(topology, random.choice(_NAMES), chunk_bytes=8, clauses=clauses)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_search_for_all_chunks_that_are_alike_agrees_with_one_for_each(seed):
+    """Chunks with equal starts and links share a search and the links; random clauses admit some of them."""
+    problem = random_problem(Random(seed))
+    assert _all_arrive(problem) == (not any(unmet(problem)))
+    for reducing in (False, True):
+        number, masks = problem.open_link_sets(reducing=reducing)
+        for c in range(problem.collective.num_chunks):
+            transit = Transit(problem.topology, problem.collective, c, reducing)
+            for each in problem.clauses.said("chunk"):
+                value, key = getattr(problem.clauses, each.field), each.of_transit(transit)
+                for e in () if key is None else each.speaks_of(value, problem.topology):
+                    is_open = masks[number[c]][e]
+                    assert each.admits(key, each.of_link(value, problem.topology, e)) or not is_open

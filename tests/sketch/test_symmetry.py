@@ -1,7 +1,9 @@
 """Permutations of ranks, and their action on links, resources and chunks."""
 
 from fractions import Fraction
+from random import Random
 
+import numpy as np
 import pytest
 
 from taccl import collectives
@@ -9,6 +11,9 @@ from taccl.errors import SketchError
 from taccl.problem.alltoallv import alltoallv_problem
 from taccl.problem.making import make_problem
 from taccl.sketch.symmetry import (
+    _keys,
+    _taken,
+    block_shifts,
     check_topology,
     chunk_permutation,
     link_permutation,
@@ -20,7 +25,7 @@ from taccl.sketch.symmetry import (
     share_permutations,
 )
 from taccl.topology.builder import TopologyBuilder
-from taccl.topology.machines import dgx2, ndv2
+from taccl.topology.machines import dgx2, dgx_h100, ndv2
 from taccl.topology.transform import rescaled
 
 COSTS = {"alpha_us": 1, "beta_us_per_mb": 1}
@@ -214,3 +219,18 @@ def test_permutations_of_a_topology_with_scaled_costs_are_shared(monkeypatch):
     share_permutations(again, topology)
     monkeypatch.setattr("taccl.sketch.symmetry._Keys", None)
     assert link_permutation(again, shift) == known
+
+
+@pytest.mark.parametrize("topology", [dgx_h100(2), dgx2(1), ring(5)], ids=lambda topology: topology.name)
+def test_resources_that_follow_their_links_in_order_map_as_by_all_their_links(topology):
+    """The i-th hold of a link maps to the i-th of its image; a comparison of all links of resources agrees."""
+    keys, random = _keys(topology), Random(1)
+    for offset, group in block_shifts(topology.num_ranks):
+        links = link_permutation(topology, offset_permutation(topology.num_ranks, offset, group))
+        if links is not None:
+            assert keys.resources_in_order(np.array(links)) is not None
+            assert resource_permutation(topology, links) == _taken(keys.alike, keys.held_by(np.array(links)))
+    for _ in range(5):
+        links = random.sample(range(len(topology.links)), len(topology.links))
+        expected = _taken(keys.alike, keys.held_by(np.array(links)))
+        assert resource_permutation(topology, tuple(links)) == expected

@@ -90,6 +90,12 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
             break
         chunks = in_order[places]
         data = collective.chunks[chunks[0]]
+        if demand.sums_for_all and is_short and not collective.updates:  # at one destination of each chunk
+            rank = data.destinations[0]
+            after = distances.nearest(links, units, (rank,), backwards=True)[list(data.origins)]
+            most = int(np.max(after, where=np.isfinite(after), initial=0))
+            longest = max(longest, (most, -places[0], int(chunks[0]), rank))
+            continue
         if demand.sums_for_all:
             times = distances.times(links, units)
             arrival = times[list(data.origins)].max(axis=0)

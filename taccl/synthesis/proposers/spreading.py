@@ -17,11 +17,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import lexsort, numbered
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.synthesis.kernels.events import STUCK, Timeline, run_events
-from taccl.synthesis.kernels.fabric import Bytes, Demand, Fabric, starts
+from taccl.synthesis.kernels.fabric import Bytes, Demand, Fabric
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of
 from taccl.synthesis.kernels.spreading_kernel import SpreadingState, mark_needed, spread_chunks
 from taccl.synthesis.proposers.drawing import spread_drawn
@@ -258,18 +259,21 @@ def spread_masked(problem: Problem, fabric: Fabric, demand: Demand, limits: Limi
 
 def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.int64]]]:
     """(fabric of allowed links, its chunks) for each set of chunks with the same allowed links."""
-    chunks, most = problem.collective.chunks, problem.clauses.path_limit
-    members: dict[tuple[object, ...], list[int]] = {}
-    for c, chunk in enumerate(chunks):
-        members.setdefault((id(problem.open_links(c)), most and chunk.origins), []).append(c)
+    starts, most = problem.collective.origin_sets, problem.clauses.path_limit
+    number, masks = problem.open_link_sets()
+    code = number if most is None else number * len(starts.sets) + starts.of_chunk
+    of_chunk = numbered(code)[2]
+    by_class, num_alike = lexsort((of_chunk,)), np.bincount(of_chunk)
     classes = []
-    for alike in members.values():
-        is_open = problem.open_links(alike[0])[fabric.link]
+    for alike in sorted(np.split(by_class, np.cumsum(num_alike)[:-1]), key=lambda alike: int(alike[0])):
+        chunk = int(alike[0])
+        is_open = masks[number[chunk]][fabric.link]
         if most is not None:
-            is_open = is_open & _on_fewest_links(fabric, is_open, chunks[alike[0]].origins, most)
-        kept = fabric.out_slot[is_open[fabric.out_slot]]
-        out_of = starts(fabric.src[kept], fabric.num_ranks)
-        classes.append((fabric._replace(out_of=out_of, out_slot=kept), np.array(alike, np.int64)))
+            origins = starts.sets[starts.of_chunk[chunk]]
+            is_open = is_open & _on_fewest_links(fabric, is_open, origins, most)
+        taken = is_open[fabric.out_slot]
+        out_of = np.append(0, np.cumsum(taken))[fabric.out_of]
+        classes.append((fabric._replace(out_of=out_of, out_slot=fabric.out_slot[taken]), alike))
     return classes
 
 

@@ -21,7 +21,7 @@ from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, SketchError, warn
 from taccl.problem.collective import Collective
-from taccl.problem.collectives import CollectiveArguments, make
+from taccl.problem.collectives import CollectiveArguments
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -156,10 +156,7 @@ def suggest_sketches(
         counts = [chunks_per_rank or 1]
     else:  # chunks have at least one byte
         first, *others = DEFAULTS.suggesting.partitions
-        made = collective
-        if isinstance(made, str):
-            made = make(made, fabric.num_ranks, **arguments)
-        least = made.size_chunks
+        least = (cut(first).collective if isinstance(collective, str) else collective).size_chunks
         counts = [first, *(each for each in others if each * least <= size_bytes)]
     options = Options(seed=seed, observer=Observer(progress=progress))
     return suggest_for(counts, cut, options, most=most, time_limit_s=until.left_s, along=True)
@@ -191,16 +188,18 @@ def suggest_for(
         bounds_s = _FIRST_BOUND_S + (most - 1) * _BOUND_S
         give_up = Deadline.after(time_limit_s)
         time_limit_s -= min(bounds_s, _BOUNDS_SHARE * time_limit_s)
-    per_rank = suggesting.first_partition if suggesting.first_partition in counts else min(counts)
-    first = cut(per_rank)
-    check_reachable(first)
-    shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
-    num_hops, most_late_s = effort(first), _LATE_SHARE * give_up.left_s
+    fewest = min(counts)
+    per_rank = suggesting.first_partition if suggesting.first_partition in counts else fewest
+    coarse = cut(fewest)
+    check_reachable(coarse)
+    shape = find_shape(coarse.topology, deadline=NEVER if is_patient else give_up)
+    num_hops, most_late_s = per_rank * effort(coarse) // fewest, _LATE_SHARE * give_up.left_s
     late_s = busy_factor() * (_LATE_S + _LATE_S_PER_HOP * num_hops) * is_patient
     if late_s > most_late_s and num_hops <= _MOST_RANKED_HOPS:
         late_s = most_late_s  # small problems may have a candidate sooner
     until, first_until = give_up.sooner(time_limit_s), give_up.later(-late_s)
     trials = _Trials(cut, shape, options, until, first_until, give_up, is_patient)
+    first = coarse if is_patient and first_until.has_passed else cut(per_rank)
     most_merged = min(first.clauses.max_merge, _MOST_MERGED)
     merges = (1,) if first.topology.num_nodes == 1 or most_merged == 1 else (1, most_merged)
     if shape.is_small(min(first.chunk_bytes)):
@@ -211,7 +210,7 @@ def suggest_for(
         finish_us = min(tried)
         _try_partitions(trials, counts, *ways[tried.index(finish_us)], per_rank, finish_us)
         for way in ways if is_patient and not trials.found else ():
-            if trials.attempt(*way, min(counts), is_late=True) < math.inf:
+            if trials.attempt(*way, fewest, is_late=True) < math.inf:
                 break
         if along and not trials.deadline.has_passed:
             _try_dimensions(trials, most)

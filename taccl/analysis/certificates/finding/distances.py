@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import numbered
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import not_rounded_up, paths_from_nearest, shortest_paths
 from taccl.analysis.certificates.finding.gates import FOREVER, Ints
@@ -208,10 +209,14 @@ class Distances:
 
     def all_carried(self, *, reducing: bool | None = False) -> Ints:
         """(num_chunks,) index of the set of links that may carry each chunk; see `carried`."""
-        count = self.problem.collective.num_chunks
-        if count and self.problem.has_equal_links:
-            return np.full(count, self.carried(0, reducing=reducing))
-        return np.fromiter((self.carried(c, reducing=reducing) for c in range(count)), np.int64, count)
+        modes = (False, True) if reducing is None else (reducing,)
+        code = np.zeros(self.problem.collective.num_chunks, np.int64)
+        for mode in modes:
+            number, masks = self.problem.open_link_sets(reducing=mode)
+            code = code * len(masks) + number
+        _, first, of_chunk = numbered(code)
+        sets = {c: self.carried(c, reducing=reducing) for c in sorted(first.tolist())}
+        return np.array([sets[c] for c in first.tolist()], np.int64)[of_chunk]
 
 
 Proof = TypeVar("Proof")
