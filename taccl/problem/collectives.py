@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain, product, repeat
 from typing import Any, TypedDict, Unpack, cast
+from weakref import WeakValueDictionary
 
 from taccl._internal.arguments import Count, Natural, checked_as, known_name
 from taccl._internal.units import format_count
@@ -356,7 +357,20 @@ def make(
             raise CollectiveError(said, where=argument)
     if (counts := arguments.get("counts")) is not None:
         _check_counts(counts, num_ranks)
-    return COLLECTIVES[key](num_ranks, chunks_per_rank=chunks_per_rank, **given)
+    if given:
+        return COLLECTIVES[key](num_ranks, chunks_per_rank=chunks_per_rank, **given)
+    asked = COLLECTIVES[key], num_ranks, chunks_per_rank
+    found = _IN_USE.get(asked)
+    if found is None:
+        found = _IN_USE[asked] = COLLECTIVES[key](num_ranks, chunks_per_rank=chunks_per_rank)
+    return found
+
+
+#: {(function, number of ranks, chunks per rank): collective without further arguments}, while it is in use.
+#: Commands make several problems of one collective, which may have 100,000 chunks.
+_IN_USE: WeakValueDictionary[tuple[Callable[..., Collective], int, int | None], Collective] = (
+    WeakValueDictionary()
+)
 
 
 def _check_counts(counts: Sequence[int], num_ranks: int) -> None:

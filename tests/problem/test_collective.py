@@ -201,3 +201,11 @@ def test_chunks_made_from_columns_are_those_made_one_by_one():
     assert pickle.loads(pickle.dumps(made)) == made
     assert set(made) == set(map(Chunk, origins, destinations))
     assert {each.root for each in made} == {None}
+
+
+def test_a_collective_in_use_is_shared():
+    """Commands make several problems of one collective: it is made once while it is in use."""
+    made = collectives.make("alltoall", 5, chunks_per_rank=1)
+    assert collectives.make("AllToAll", 5, chunks_per_rank=1) is made
+    assert collectives.make("alltoall", 5) is not made
+    assert collectives.make("alltoall", 6, chunks_per_rank=1) != made
