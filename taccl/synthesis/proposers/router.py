@@ -167,6 +167,10 @@ def find_paths(
     # `num_hops` is an estimate until paths are chosen.
     num_passes, num_hops = len(passes), 2.0 * len(paths.units)
     tree_ns = _LINK_NS * len(every) * fabric.num_slots
+    # Calls without work load the kernels, so that the passes are timed without that.
+    flat = CongestionPrices(0, 0.0, 0.0, 0.0)
+    route(fabric, groups, state, flat, every[:0], signal)
+    choose(fabric, groups, state, paths._replace(way=paths.way[:1]), flat, every[:0], signal)
     began = time.monotonic()
     with deadline.stopping(signal):
         for k, (exponent, choices) in enumerate(passes):

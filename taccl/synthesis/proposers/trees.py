@@ -25,7 +25,7 @@ from fractions import Fraction
 import numpy as np
 
 from taccl._internal.deadline import OutOfTime, busy_factor
-from taccl._internal.kernels import is_compiled
+from taccl._internal.kernels import is_compiled, is_loaded
 from taccl._internal.units import format_count, format_gap, format_s
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
 from taccl.analysis.verification.verify import compile_verifier, verify
@@ -72,8 +72,9 @@ _HOPS, _FAR = 8, Fraction(105, 100)
 #: Relative difference of times caused by rounding to whole bytes.
 _ROUNDED = Fraction(1, 10_000)
 #: `_COMPILE_S`: CPU seconds to compile the kernels, which are then cached.
+#: `_LOAD_S`: CPU seconds to load the first of them from the cache.
 #: `_COMPILE_SHARE`: max share of the remaining time to spend on compiling the kernels.
-_COMPILE_S, _COMPILE_SHARE = 9.0, 0.5
+_COMPILE_S, _LOAD_S, _COMPILE_SHARE = 9.0, 0.2, 0.5
 
 
 def may_fill(problem: Problem) -> bool:
@@ -96,9 +97,13 @@ def is_worthwhile(search: Search) -> bool:
 
 
 def no_time(search: Search) -> str:
-    """Reason why there is no time to compile the kernels; empty if there is, or if they are compiled."""
+    """Reason why there is no time to compile the kernels, or to load them; empty if there is."""
     needed_s, left_s = busy_factor() * _COMPILE_S, search.deadline.left_s
-    if _are_compiled(search.problem) or left_s * _COMPILE_SHARE >= needed_s:
+    if _are_compiled(search.problem):
+        loads_s = 0.0 if is_loaded(flow_up_to) else busy_factor() * _LOAD_S
+        said = f"loading its kernels would take {format_s(loads_s)}, and {format_s(left_s)} are left"
+        return said if left_s < loads_s else ""
+    if left_s * _COMPILE_SHARE >= needed_s:
         return ""
     needed = format_s(needed_s)
     return f"compiling its kernels would take {needed}, more than half of the {format_s(left_s)} left"

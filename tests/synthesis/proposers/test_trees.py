@@ -169,3 +169,18 @@ def test_trees_for_data_of_one_rank_come_among_the_first(name, comes_first, monk
     names = "first baselines", "trees", "baselines in finer chunks"
     table.run(search, [each for each in table.FIRST if each.proposer.name in names])
     assert asked == [search] * comes_first + ["finer chunks"]
+
+
+@pytest.mark.parametrize(
+    ("is_loaded", "left_s", "is_skipped"), [(False, 0.1, True), (False, 9, False), (True, 0.1, False)]
+)
+def test_trees_are_skipped_if_time_does_not_suffice_to_load_their_kernels(
+    monkeypatch, is_loaded, left_s, is_skipped
+):
+    """Loading the first kernel takes 0.2 s of CPU; with 0.1 s left, a row says so, unless it is loaded already."""
+    monkeypatch.setattr(trees, "is_loaded", lambda kernel: is_loaded)
+    monkeypatch.setattr(trees, "_are_compiled", lambda problem: True)
+    monkeypatch.setattr(trees, "busy_factor", lambda: 1.0)
+    problem = taccl.make_problem(taccl.topologies.ring(2), "allgather", size_bytes=2)
+    said = trees.no_time(Search(problem, Options(), Deadline.after(left_s)))
+    assert said.startswith("loading its kernels would take 0.2 s") == bool(said) == is_skipped
