@@ -11,10 +11,12 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates import exchange_time
+from taccl.analysis.certificates.evaluation import port_prices
 from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.port_prices import are_admitted, twice_priced
 from taccl.analysis.certificates.exchange_time import exchange_time_bounds
+from taccl.analysis.certificates.finding.lowest_prices import highest_factors
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.hub_time import are_admitted, highest_factors, twice_priced
 from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claims import baseline_finishes, certificates_of, num_decided, raised, ratios
@@ -214,7 +216,7 @@ def test_whole_horizons_are_evaluated_exactly(monkeypatch):
     monkeypatch.setattr(exchange_time, "_GRIDS", exchange_time._GRIDS[:1])
     (bound,) = certificates(problem)
     alphas = []
-    monkeypatch.setattr(exchange_time, "are_admitted", lambda *given: alphas.append(given[2]))
+    monkeypatch.setattr(port_prices, "are_admitted", lambda *given: alphas.append(given[2]))
     whole = replace(bound.witness, horizon=int(bound.witness.horizon))
     assert not replace(bound, witness=whole, bound=Fraction(1)).check()
     assert [type(each) for each in alphas] == [Fraction]

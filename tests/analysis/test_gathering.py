@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from taccl.analysis.certificates import exchange_time
-from taccl.analysis.certificates.hub_time import NEVER, Port
+from taccl.analysis.certificates.evaluation.port_prices import NEVER, Port
 from tests.fuzzing import cases, some
 
 

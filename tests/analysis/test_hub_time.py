@@ -11,7 +11,9 @@ import taccl
 from taccl import collectives
 from taccl.analysis.certificates import hub_time
 from taccl.analysis.certificates.evaluation.facts import Facts
-from taccl.analysis.certificates.hub_time import are_admitted, highest_factors, hub_time_bounds, port_of
+from taccl.analysis.certificates.evaluation.port_prices import are_admitted, port_of
+from taccl.analysis.certificates.finding.lowest_prices import highest_factors
+from taccl.analysis.certificates.hub_time import hub_time_bounds
 from taccl.analysis.certificates.transformed import merging_freely
 from tests.analysis.claims import certificates_of, num_decided, raised, ratios
 from tests.analysis.test_link_time import sums_of

@@ -12,7 +12,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates import node_exit
-from taccl.analysis.certificates.hub_time import FACTOR, Port
+from taccl.analysis.certificates.evaluation.port_prices import FACTOR, Port
 from taccl.analysis.certificates.node_exit import node_exit_bounds
 from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder

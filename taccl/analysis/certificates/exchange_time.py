@@ -18,25 +18,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.certificate import Claim, Witness
+from taccl.analysis.certificates.certificate import Claim
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.gathering import hub_of, trees_of
-from taccl.analysis.certificates.finding.horizons import HorizonSearch
-from taccl.analysis.certificates.finding.lowest_prices import lowest_prices, swing
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.hub_time import (
+from taccl.analysis.certificates.evaluation.port_prices import (
     FACTOR,
+    OfPorts,
     Port,
-    are_admitted,
     costs_of,
-    highest_factors,
     port_of,
     twice_priced,
 )
-from taccl.problem.problem import Problem
+from taccl.analysis.certificates.finding.horizons import HorizonSearch, neighbours
+from taccl.analysis.certificates.finding.lowest_prices import highest_factors, lowest_prices, swing
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 
-#: Max number of ranks of a node, of nodes, and of cells of the grid of times in a witness.
-_MOST_IN_NODE, _MOST_NODES, _MOST_CELLS = 16, 64, 800
+#: Max number of ranks of a node, and of nodes.
+_MOST_IN_NODE, _MOST_NODES = 16, 64
 #: Sum of the prices of all pairs of ranks in two different nodes, as the search sets them.
 _PRICE = 10**5
 #: Cost that stands for infinity: it exceeds the sum of the prices of all pairs that a send can serve.
@@ -63,32 +61,21 @@ _FINER, _MEASURED = 0.015, 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeTime(Witness):
+class ExchangeTime(OfPorts):
     """Witness of exchange time: a horizon, prices by time, and factors by length.
 
     - `horizon`: Ticks within which no schedule can end, as the prices prove.
-    - `port_prices`: Prices of the time of ports into ranks, for sends inside nodes. They are given at the
-      ends of the cells of a grid, from time 0 on; holds that end with the last cell or later are free. Ports
-      out of ranks have the same prices in reversed time.
-    - `port_factors`: Factors on the prices for holds of 0, 1, 2, ... cells, in millionths.
-    - `nic_prices`, `nic_factors`: The same for the ports of sends between nodes. Their grid divides the
-      horizon, less the idle ticks of a send between nodes, into equal cells.
+    - The other fields are those of `OfPorts`. The grid of the prices of NICs divides the horizon, less the
+      idle ticks of a send between nodes, into equal cells.
     """
 
     kind = proves = "exchange time"
     preference = 14
-    any_chunking = True
     horizon: Fraction
     port_prices: tuple[int, ...]
     port_factors: tuple[int, ...]
     nic_prices: tuple[int, ...]
     nic_factors: tuple[int, ...]
-
-    def fits(self, problem: Problem) -> bool:
-        """True if there are prices and factors for each number of cells, and few enough cells to evaluate."""
-        ports, nics = len(self.port_prices), len(self.nic_prices)
-        few = 3 <= ports <= _MOST_CELLS + 1 and 3 <= nics <= _MOST_CELLS + 1
-        return few and ports == len(self.port_factors) and nics == len(self.nic_factors)
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -182,12 +169,8 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
         return False
     cells = len(witness.nic_prices) - 1
     grid = _grid(nodes, witness.horizon, cells)
-    for prices, factors, port in (
-        (witness.port_prices, witness.port_factors, nodes.port),
-        (witness.nic_prices, witness.nic_factors, nodes.nic),
-    ):
-        if not are_admitted(prices, factors, port.alpha / grid.cell):
-            return False
+    if not witness.are_admitted(nodes.port, nodes.nic, grid.cell):
+        return False
     # Price of a pair of ranks, rounded up, at which the bytes of all pairs cost as much as all ports' time.
     ports = Fraction(2 * nodes.number * nodes.size * twice_priced(witness.port_prices), nodes.port.beta)
     total = ports + Fraction(nodes.nics * twice_priced(witness.nic_prices), nodes.nic.beta)
@@ -315,10 +298,7 @@ class _Search(HorizonSearch["ExchangeTime"]):
 
         shape = self.shape
         while missing(shape) > 1:
-            one, two = shape
-            near = [(one - 1, two), (one + 1, two), (one, two - 1), (one, two + 1)]
-            inside = [(k, m) for k, m in near if 0 <= k < len(_HEIGHTS) and 0 <= m < len(_FALLS)]
-            best = min(inside, key=missing)
+            best = min(neighbours(shape, self.families), key=missing)
             if missing(best) >= missing(shape):
                 break
             shape = best

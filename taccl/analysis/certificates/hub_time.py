@@ -10,19 +10,26 @@ See docs/formulation.md, "Hub time".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import sub
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.hubs import Hubs
+from taccl.analysis.certificates.evaluation.port_prices import (
+    FACTOR,
+    NEVER,
+    Port,
+    are_admitted,
+    costs_of,
+    port_of,
+    twice_priced,
+)
 from taccl.analysis.certificates.finding.horizons import HorizonSearch
+from taccl.analysis.certificates.finding.lowest_prices import highest_factors
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.problem.problem import Problem
 
@@ -30,10 +37,8 @@ from taccl.problem.problem import Problem
 _MOST_RANKS = 16
 #: Max number of cells of the grid of times in a witness.
 _MOST_CELLS = 400
-#: Integer value of the price 1, and of the factor 1.
-_PRICE, FACTOR = 1000, 10**6
-#: Largest factor of a hold in a witness.
-_MOST_FACTOR = 10**9
+#: Integer value of the price 1.
+_PRICE = 1000
 #: Prices to try fall from the start to a constant, and rise symmetrically to the end.
 #: `_MIDDLES`: price in the middle, as a share of the price at both ends.
 #: `_FALLS`: time at which prices stop falling, as a share of half the horizon.
@@ -45,8 +50,6 @@ _COARSE, _FINE = 64, 256
 _COARSE_STEPS, _FINE_STEPS = (0.08, 0.04, 0.02, 0.01), (0.03, 0.01, 0.003)
 #: Longest horizon of the search, as a multiple of the time of a send of no bytes.
 _MOST_HOPS = 4
-#: Cost that no hub can pay.
-NEVER = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +105,6 @@ def hub_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
         demand.deadline.check()
 
 
-class Port(NamedTuple):
-    """Costs of all sends, in ticks: a send of u units holds a port for ``alpha + beta * u`` ticks.
-
-    It holds the port of its source at its start, and that of its destination at its end; it takes `idle`
-    ticks longer.
-    """
-
-    alpha: int
-    beta: int
-    idle: int
-
-
 class _Search(HorizonSearch["HubTime"]):
     """Search for the longest horizon that prices prove, over a family of prices that fall and rise again.
 
@@ -153,61 +144,6 @@ class _Search(HorizonSearch["HubTime"]):
         return found if _is_proven(self.facts, found) else None
 
 
-def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
-    """Highest factors for holds of 0, 1, ... cells that the proof admits, computed from the longest hold on.
-
-    Factors are interpolated linearly. That of x cells is at most ``x / (x - alpha)``, less ``swing / 4``
-    times the difference of the two neighbouring factors.
-
-    - `alpha`: Fixed time of a hold, in cells.
-    - `swing`: Largest difference between neighbouring prices, divided by the lowest price.
-    """
-    swing = max(swing, 1e-9)  # equal prices would divide by 0 below
-    found = [1 + alpha / (cells - alpha)]
-    for length in range(cells - 1, math.floor(alpha) - 1, -1):
-        over, end = found[-1] - 1, length + 1 - alpha
-        # Make the line through the next longer length's factor as steep as the limit permits.
-        # The line touches the limit at one of `points` (each u is a length less alpha).
-        far, points = end + swing / 4, [end, max(end - 1, 1e-12)]
-        if over > 0 and alpha > over * far:
-            points.append((alpha - (alpha * alpha - over * alpha * far) ** 0.5) / over)
-        slopes = [(alpha / u - over) / (far - u) for u in points if max(end - 1, 0) <= u <= end]
-        rise = max(0.0, min(slopes)) * (1 - 1e-6)
-        # Stay so far below the limit that a line to the next shorter length exists.
-        if over > 0 and (rest := length - alpha) > 0:
-            room = alpha / rest * (1 - (swing + 1 / rest) / (4 * rest)) - over
-            rise = min(rise, max(0.0, room))
-        found.append(found[-1] + rise)
-    found += found[-1:] * math.floor(alpha)  # no hold is that short
-    # Rounding lengthens the difference of two factors by 1 at most.
-    rounded = (int(factor * FACTOR * (1 - 1e-6) - swing / 4) for factor in reversed(found))
-    return tuple(min(factor, _MOST_FACTOR) for factor in rounded)
-
-
-def port_of(facts: Facts, links: Sequence[int]) -> Port | None:
-    """Costs that sends over given links have at a port of their source, and at a port of their destination.
-
-    None if sends differ, or if some rank has no port that all its sends hold. A port may be a link's own
-    resource if a rank has only one link.
-    """
-    costs = {(facts.alpha[e], facts.beta[e]) for e in links}
-    if len(costs) != 1:
-        return None
-    ((latency, beta),) = costs
-    found = set()
-    for ends, receives in ((facts.src, False), (facts.dst, True)):
-        of_rank: dict[int, set[tuple[int, tuple[int, int, bool]]]] = {}
-        for e in links:
-            held = {(r, hold) for r, hold in facts.holds[e].items() if hold[2] == receives}
-            of_rank[ends[e]] = of_rank.get(ends[e], held) & held
-        for held in of_rank.values():
-            found.add(max((hold[:2] for _, hold in held if hold[1] == beta), default=None))
-    if len(found) != 1 or None in found:
-        return None
-    ((alpha, _),) = (each for each in found if each is not None)
-    return Port(alpha, beta, latency - alpha) if beta and latency > alpha else None
-
-
 def _is_proven(facts: Facts, witness: HubTime) -> bool:
     """True if the prices prove that no schedule ends before the horizon, over all chunkings."""
     num_ranks, units = facts.topology.num_ranks, facts.shared_units
@@ -244,56 +180,3 @@ def _last_early(horizon: Fraction, port: Port, cells: int) -> int:
         return -1
     cell = Fraction(horizon - port.idle) / cells
     return max(-1, cells - 2 * (math.floor(port.alpha / cell) + math.floor(port.idle / cell)))
-
-
-def twice_priced(prices: Sequence[int]) -> int:
-    """Twice the integral of a port's prices over time, for linear interpolation between the ends of cells.
-
-    Each upward change of slope adds to the integral half of this change: see step 2 of the proof.
-    """
-    bends = (prices[i - 1] - 2 * prices[i] + prices[i + 1] for i in range(1, len(prices) - 1))
-    return sum(prices) * 2 - prices[0] - prices[-1] + sum(max(0, bend) for bend in bends)
-
-
-def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction) -> bool:
-    """True if prices and factors are within their limits, and step 3 of the proof admits the factors.
-
-    - `alpha`: Fixed time of a hold, in cells.
-    """
-    cells = len(prices) - 1
-    if min(prices) < 1 or max(prices) > 10**6:
-        return False
-    if alpha >= cells or min(factors) < 0 or max(factors) > _MOST_FACTOR:
-        return False
-    swing = Fraction(max(map(abs, map(sub, prices[1:], prices))), min(prices))
-    # Arithmetic is on whole numbers: times are multiples of a cell / `unit`, and factors are in millionths.
-    unit = math.lcm(alpha.denominator, 4 * swing.denominator)
-    least, quarter = int(alpha * unit), int(swing / 4 * unit)
-    most = least * unit * FACTOR
-    for length in range(math.floor(alpha), cells):
-        fall, rest = factors[length] - factors[length + 1], length * unit - least
-        if fall < 0:
-            return False
-        # Check that ``level - fall * u <= alpha / u`` for u from `low` to `high`; u is the length less alpha.
-        level = (factors[length] - FACTOR) * unit + fall * (quarter + rest)
-        low, high = max(rest, 0), rest + unit
-        between = 2 * fall * low < level < 2 * fall * high and level * level > 4 * fall * most
-        if between or any((level - fall * u) * u > most for u in (low, high)):
-            return False
-    return True
-
-
-def costs_of(prices: Sequence[int], factors: Sequence[int], least: int) -> NDArray[np.int64]:
-    """Cost per unit of data of a hold, by the cells at whose starts it begins and ends; rounded down.
-
-    It is the mean price during the hold, times the factor for its length. It is `NEVER` if the hold ends
-    before it starts, or has less than `least` cells.
-    """
-    at = np.array(prices, np.int64)
-    twice = np.concatenate((np.zeros(1, np.int64), np.cumsum(at[1:] + at[:-1])))
-    found = np.full((len(at), len(at)), NEVER, np.int64)
-    diagonals, step = found.reshape(-1), len(at) + 1
-    for length in range(least, len(at)):
-        area = twice[length:] - twice[:-length] if length else 2 * at
-        diagonals[length : step * (len(at) - length) : step] = area * factors[length] // (2 * max(1, length))
-    return found

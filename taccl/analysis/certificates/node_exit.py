@@ -18,24 +18,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.certificate import Claim, Witness
+from taccl.analysis.certificates.certificate import Claim
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.gathering import trees_of
-from taccl.analysis.certificates.finding.lowest_prices import lowest_prices, swing
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.hub_time import (
+from taccl.analysis.certificates.evaluation.port_prices import (
     FACTOR,
+    MOST_CELLS,
+    OfPorts,
     Port,
-    are_admitted,
     costs_of,
-    highest_factors,
     port_of,
     twice_priced,
 )
+from taccl.analysis.certificates.finding.horizons import neighbours
+from taccl.analysis.certificates.finding.lowest_prices import highest_factors, lowest_prices, swing
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.problem.problem import Problem
 
-#: Max number of ranks of a node, and of cells of the grid of times in a witness.
-_MOST_IN_NODE, _MOST_CELLS = 16, 800
+#: Max number of ranks of a node.
+_MOST_IN_NODE = 16
 #: Price of a contribution. The price of a send with those of a whole node is a multiple of it.
 _PRICE = 50_000
 #: `_CELLS`: number of cells in the idle time of a send inside a node, on grids from coarse to fine.
@@ -56,20 +57,16 @@ _LOW, _FIRST = 0.05, (7, 12)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeExit(Witness):
-    """Witness of node exit: a window at each end of the schedule, and prices and factors as in exchange time.
+class NodeExit(OfPorts):
+    """Witness of node exit: a window at each end of the schedule, prices by time, and factors by length.
 
-    - `window`: Ticks of a window. A grid divides it into equal cells.
-    - `port_prices`: Prices of the time of ports into ranks, or of links, for sends inside nodes. They are
-      given at the ends of the cells, from time 0 on; holds that end with the last cell or later are free.
-      Ports out of ranks, or links, have the same prices in reversed time.
-    - `port_factors`: Factors on the prices for holds of 0, 1, 2, ... cells, in millionths.
-    - `nic_prices`, `nic_factors`: The same for ports of sends between nodes, in both windows.
+    - `window`: Ticks of a window. The grid of the prices of NICs divides it into equal cells.
+    - The other fields are those of `OfPorts`. Links of their own stand for ports inside nodes; NICs have the
+      same prices in reversed time.
     """
 
     kind = proves = "node exit"
     preference = 17
-    any_chunking = True
     window: Fraction
     port_prices: tuple[int, ...]
     port_factors: tuple[int, ...]
@@ -77,12 +74,9 @@ class NodeExit(Witness):
     nic_factors: tuple[int, ...]
 
     def fits(self, problem: Problem) -> bool:
-        """True if there are prices and factors for each number of cells, and few enough cells to evaluate."""
-        ports, nics = len(self.port_prices), len(self.nic_prices)
-        return 3 <= ports <= nics <= _MOST_CELLS and (ports, nics) == (
-            len(self.port_factors),
-            len(self.nic_factors),
-        )
+        """True if, in addition, ports have prices within the window only."""
+        # The base is named, as `super` does not know a dataclass with slots.
+        return OfPorts.fits(self, problem) and len(self.port_prices) <= len(self.nic_prices)
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -190,12 +184,8 @@ def _least_ticks(facts: Facts, witness: NodeExit) -> Fraction:
         return none
     cells = len(witness.nic_prices) - 1
     cell = Fraction(witness.window) / cells
-    for prices, factors, port in (
-        (witness.port_prices, witness.port_factors, nodes.port),
-        (witness.nic_prices, witness.nic_factors, nodes.nic),
-    ):
-        if not are_admitted(prices, factors, port.alpha / cell):
-            return none
+    if not witness.are_admitted(nodes.port, nodes.nic, cell):
+        return none
     worth = _worth(nodes, cell, cells, witness.port_prices, witness.port_factors)
     least = math.floor(nodes.nic.alpha / cell)
     if not (worth[:, None] <= costs_of(witness.nic_prices, witness.nic_factors, least)).all():
@@ -260,7 +250,7 @@ class _Search:
         self.cell = Fraction(nodes.port.idle, cells)
         # The bound must exceed twice the window and the idle time of a send between nodes.
         longest = min(Fraction(nodes.longest), max(known, nodes.least) / 2 - nodes.nic.idle)
-        self.cells = min(math.floor(longest / self.cell), _MOST_CELLS - 1)
+        self.cells = min(math.floor(longest / self.cell), MOST_CELLS - 1)
         self.priced = self.cells - cells  # later holds are free, as no send within the window follows them
         self.best: NodeExit | None = None
         self.ticks = Fraction(0)
@@ -272,10 +262,8 @@ class _Search:
         - `moves`: False to evaluate the given shape only.
         """
         while self.priced >= _LEAST_CELLS:
-            one, two = shape
-            near = [(one - 1, two), (one + 1, two), (one, two - 1), (one, two + 1)] if moves else []
-            inside = [(k, m) for k, m in near if 0 <= k < len(_HEIGHTS) and 0 <= m < len(_FALLS)]
-            best = max([shape, *inside], key=self._proven)
+            near = neighbours(shape, (_HEIGHTS, _FALLS)) if moves else []
+            best = max([shape, *near], key=self._proven)
             yield best
             if best == shape:
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import product
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class _HasHorizon(Protocol):
@@ -16,6 +16,13 @@ class _HasHorizon(Protocol):
 
 
 W = TypeVar("W", bound=_HasHorizon)
+
+
+def neighbours(shape: tuple[int, int], families: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
+    """Shapes, as indices into the families, that differ from one by a step of one index."""
+    one, two = shape
+    near = (one - 1, two), (one + 1, two), (one, two - 1), (one, two + 1)
+    return [(k, m) for k, m in near if 0 <= k < len(families[0]) and 0 <= m < len(families[1])]
 
 
 class HorizonSearch(Generic[W]):
