@@ -354,14 +354,20 @@ def _whole(problem: Problem) -> dict[str, Schedule]:
 def cut_chunks(problem: Problem, parts: int) -> Problem:
     """Return the problem with every chunk cut into equal parts, which are adjacent in buffers.
 
-    Parts are rounded up to whole bytes; a note in the problem says so.
+    Parts are rounded up to whole bytes; a note in the problem says so. Each part has its chunk's dates.
     """
+
+    def of_parts(dates: Sequence[tuple[int, int, Fraction]]) -> tuple[tuple[int, int, Fraction], ...]:
+        return tuple((chunk * parts + p, rank, us) for chunk, rank, us in dates for p in range(parts))
+
     padded = ", rounded up to whole bytes" * any(size % parts for size in problem.chunk_bytes)
     return replace(
         problem,
         collective=problem.collective.split(parts),
         chunk_bytes=tuple(-(-size // parts) for size in problem.chunk_bytes for _ in range(parts)),
         notes=(*problem.notes, f"each chunk is cut into {parts} parts{padded}"),
+        release_us=of_parts(problem.release_us),
+        due_us=of_parts(problem.due_us),
     )
 
 

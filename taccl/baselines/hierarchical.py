@@ -223,7 +223,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
             where="baseline",
         )
 
-    copies = reduce_phase(problem) if problem.collective.combining else problem
+    copies = reduce_phase(problem) if problem.collective.sums_up else problem
     num_holders, num_ranks = len(set(starts_of(copies).tolist())), problem.topology.num_ranks
     reach_all = all(len(ranks) >= num_ranks - 1 for ranks in copies.collective.destination_sets.sets)
 
@@ -247,7 +247,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
     def at_once(finer: Problem) -> Schedule:
         forms: list[Form] = []
         num_chunks = finer.collective.num_chunks
-        copies = reduce_phase(finer) if finer.collective.combining else finer
+        copies = reduce_phase(finer) if finer.collective.sums_up else finer
         if copies is not finer and is_reversed and num_chunks > problem.collective.num_chunks:
             return in_reversed_time(finer, at_once)
         if 2 * num_holders > num_ranks or num_chunks <= num_ranks:
@@ -274,7 +274,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
     parts, likely = 2, 1
     if has_rails and reach_all and cut:
         opened = merging(problem) if may_merge(problem) else problem
-        copies, most = reduce_phase(opened) if problem.collective.combining else opened, MOST_RAILED
+        copies, most = reduce_phase(opened) if problem.collective.sums_up else opened, MOST_RAILED
         likely = best_cut(copies, most_transfers=most)
         parts = max(2, likely // 4)  # estimates are too high where links between nodes share no NIC
     found = cut_while_it_pays(

@@ -102,7 +102,7 @@ def estimated_us(problem: Problem) -> float:
     topology = problem.topology
     if problem.collective.derivations:
         return math.inf
-    copies = reduce_phase(problem) if problem.collective.combining else problem
+    copies = reduce_phase(problem) if problem.collective.sums_up else problem
     num_holders, wanted = len(set(starts_of(copies).tolist())), copies.collective.destination_sets.sets
     is_even = len({len(ranks) for ranks in topology.ranks_of_node}) == 1 and topology.num_nodes > 1
     reach_all = all(len(ranks) >= topology.num_ranks - 1 for ranks in wanted)

@@ -134,7 +134,7 @@ def label_of(name: str) -> str:
 def soonest_us(name: str, whole: Schedule) -> float:
     """Estimated earliest finish in us of a baseline in finer chunks, given its schedule in whole chunks."""
     found, problem = soonest_cut_us(whole), whole.problem
-    copies = reduce_phase(problem) if problem.collective.combining else problem
+    copies = reduce_phase(problem) if problem.collective.sums_up else problem
     if row_of(name).spreads and len(set(starts_of(copies).tolist())) < problem.topology.num_ranks:
         finer_us = estimated_us(replace(problem, chunks_open=True))
         return min(finer_us, found / max(map(len, problem.topology.ranks_of_node)))

@@ -17,10 +17,12 @@ from taccl.schedule.timing import exact_times
 
 @cached
 def broadcast_phase(problem: Problem) -> Problem:
-    """Broadcast phase of a combining problem: each chunk is copied from its root to its destinations."""
-    return _as_costly(
-        replace(problem, collective=_from_roots(problem.collective, to="destinations")), problem
-    )
+    """Broadcast phase of a combining problem: each chunk is copied from its root to its destinations.
+
+    Dates are left out: the sends of both phases are timed together, under the dates of the problem.
+    """
+    collective = _from_roots(problem.collective, to="destinations")
+    return _as_costly(replace(problem.without_dates(), collective=collective), problem)
 
 
 @cached
@@ -28,10 +30,11 @@ def reduce_phase(problem: Problem) -> Problem:
     """Reduce phase of a combining problem, as a broadcast problem in reversed time.
 
     Each chunk is copied from its root to all contributors, over reversed links. `reverse` turns schedules of
-    this problem into reductions. The sketch's clauses for reductions become clauses for copies.
+    this problem into reductions. The sketch's clauses for reductions become clauses for copies, and dates
+    are left out (see `broadcast_phase`).
     """
     phase = replace(
-        problem,
+        problem.without_dates(),
         topology=problem.topology.reversed(),
         collective=_from_roots(problem.collective, to="origins"),
         clauses=problem.clauses.reversed(),
@@ -42,11 +45,12 @@ def reduce_phase(problem: Problem) -> Problem:
 def back_in_time(problem: Problem) -> Problem:
     """Problem in reversed time, of chunks that each go from one rank to one rank, over reversed links.
 
-    So a scatter becomes a gather. `reverse` turns its schedules into schedules of `problem`.
+    So a scatter becomes a gather. `reverse` turns its schedules into schedules of `problem`. Dates are left
+    out (see `broadcast_phase`).
     """
     collective = problem.collective
     phase = replace(
-        problem,
+        problem.without_dates(),
         topology=problem.topology.reversed(),
         collective=replace(
             collective,

@@ -13,8 +13,11 @@ from taccl import baselines, collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline, best
+from taccl.baselines.chunking import cut_chunks
 from taccl.baselines.table import build_times, soonest_us
 from taccl.errors import CollectiveError, InputError, TopologyError
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
 from taccl.sketch.upstream import load_problem
@@ -262,6 +265,26 @@ def test_without_chunks_nothing_is_sent(name, combining):
     problem = make_problem(fabrics.fully_connected(4, ranks_per_node=2), nothing, chunk_bytes=[])
     with suppress(CollectiveError):
         assert len(BASELINES[name](problem)) == 0
+
+
+def test_sums_and_finer_chunks_keep_their_release_dates():
+    """Sums of three ranks, and two chunks of which the second is released late, wait for their dates.
+
+    Each part of a chunk that is cut has the date of the chunk.
+    """
+    late = replace(make_problem(fabrics.ring(3), "allreduce", chunk_bytes=10**6), release_us=((1, 2, 500),))
+    assert verify(best(late, cut=False)).ok
+    copies = make_problem(fabrics.ring(4), collectives.broadcast(4, chunks_per_rank=2), chunk_bytes=10**6)
+    finer = cut_chunks(replace(copies, release_us=((1, 0, 500),), due_us=((0, 3, 900),)), 2)
+    assert finer.release_us == ((2, 0, 500), (3, 0, 500))
+    assert finer.due_us == ((0, 3, 900), (1, 3, 900))
+
+
+def test_nothing_to_derive_needs_nothing():
+    """Rank 0 of 2 would derive a chunk that no rank needs: the best baseline sends nothing."""
+    chunks = Chunk((1,), ()), Chunk((), ())
+    derived = Collective("derived", 2, chunks, combining=True, derivations=(Derivation(0, 0, 1),))
+    assert not best(make_problem(fabrics.ring(2), derived, chunk_bytes=1)).num_transfers
 
 
 def test_the_best_baseline_is_pipelined_where_that_pays():
