@@ -281,7 +281,7 @@ def _amount(size: int, random: NDArray[np.uint64]) -> int:
 def _draw_plan(mixes: Mixes, num_plans: int, random: NDArray[np.uint64]) -> int:
     """Random plan: half of the time that of a part of the changed mix."""
     if draw_below(random, 2) == 0:
-        return mixes.plan[2, draw_below(random, mixes.number[2])]
+        return int(mixes.plan[2, draw_below(random, mixes.number[2])])
     return draw_below(random, num_plans)
 
 
