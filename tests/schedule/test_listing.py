@@ -12,9 +12,11 @@ from taccl.problem.chunks import Chunk, Derivation
 from taccl.problem.collective import Collective
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import make_schedule
+from taccl.schedule.timing import exact_times
 from taccl.synthesis.transforms.requirements import ReleaseDates
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import first_schedule
+from tests.synthesis.small_problems import custom, linked, problem_of
 
 
 @pytest.fixture
@@ -222,3 +224,20 @@ def test_tasks_in_stages_do_not_let_later_tasks_go_first():
     tasks.after[urgent].append((last, 1))
     assert tasks.starts([(task,) for task in (first, urgent, long, last)]) == [0, 5, 0, 6]
     assert tasks.starts_in_gaps([first, urgent, long, last]) == [0, 1, 2, 2]
+
+
+def test_paths_of_sums_stay_short_under_release_dates():
+    """Rank 1 sends a sum to rank 0, and later gets it back from rank 2, over a third link.
+
+    Rank 0's contribution is released at 9 us. Until then rank 1 holds the sum twice, so all sends start after
+    that.
+    """
+    topology = linked("line", [0, 0, 0], [(2, 1, 0, 1), (1, 2, 0, 1), (1, 0, 0, 1)])
+    problem = problem_of(topology, custom(3, [([0, 1, 2], [0])], combining=True), max_hops=2)
+    dates = ReleaseDates.apply(replace(problem, release_us=((0, 0, 9),)))
+    sums = [(2,), (1,), (1, 2), (1, 2)]
+    found = exact_times(
+        dates.part, chunk=[0] * 4, link=[0, 1, 2, 0], sequence=[0, 0, 1, 1], contributions=sums
+    )
+    timed = dates.invert(found)
+    assert (found.finish, timed.finish) == (2, 11) and taccl.verify(timed).ok

@@ -7,6 +7,8 @@ sum, another rank makes the sum.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -15,7 +17,7 @@ from taccl.errors import NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import naming_contributions
 from taccl.schedule.listing import released
-from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.sketch.reachability import is_possible, with_moved_roots
 
 
@@ -67,18 +69,30 @@ class ReleaseDates(Transform):
 
         Raises `NoSolutionError` if a chunk arrives after its due date.
         """
-        schedule = found.listable()
-        try:
-            timed = released(self.problem, schedule)
-        except ValueError:  # exchanged sums deadlock unless contributions are named
-            timed = released(self.problem, naming_contributions(schedule, schedule.problem))
-        verdict = verify(timed)
-        late = [each for each in verdict.violations if each.kind == "due"]
+        for timed in self._timed(found.listable()):
+            verdict = verify(timed)
+            late = [each for each in verdict.violations if each.kind == "due"]
+            if len(late) == len(verdict.violations):
+                break
         if late:
             said = f"found no schedule that meets every due time: {late[0].message}"
             raise NoSolutionError(f"{said}; make it due later, or give more time", bound_us=None)
         verdict.raise_if_failed()
         return timed
+
+    def _timed(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Yield the schedule re-timed for the dates, without and with named contributions, and after all dates.
+
+        Without names, exchanged sums may wait for each other, or carry other contributions than before. With
+        names, they may have come to a rank over more links by the time when they are sent on (`max_hops`).
+        """
+        with suppress(ValueError):
+            yield released(self.problem, schedule)
+        if self.problem.collective.sums_up and not self.problem.collective.updates:
+            yield released(self.problem, naming_contributions(schedule, schedule.problem))
+        columns, last = schedule.columns, max(self.problem.release_ticks.values(), default=0)
+        columns |= {name: columns[name] + last for name in ("start", "end")}
+        yield make_schedule(self.problem, **columns, producer=schedule.producer)
 
 
 @dataclass(frozen=True)
