@@ -108,15 +108,14 @@ def short_searches(monkeypatch):
     def two_sizes(schedule, *, sizes=None, **options):
         return bandwidths(schedule, sizes=sizes and list(sizes)[::3], **options)
 
-    limit, budget = {"time_limit_s": MOST_SECONDS}, {"budget_s": MOST_SECONDS}
+    limit = {"time_limit_s": MOST_SECONDS}
     monkeypatch.setattr(taccl, "synthesize", cut(taccl.synthesize, parameters=SHORT, **limit))
     monkeypatch.setattr("taccl.aggregation.shards.synthesize", taccl.synthesize)
-    for name in ("compare", "reorder", "suggest_sketches"):
+    for name in ("compare", "reorder", "report", "suggest_sketches"):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **limit))
     for name in ("plan", "sweep"):  # which share it between problems
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), time_limit_s=5 * MOST_SECONDS))
-    for name in ("report", "lower_bound"):
-        monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **budget))
+    monkeypatch.setattr(taccl, "lower_bound", cut(taccl.lower_bound, budget_s=MOST_SECONDS))
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
     monkeypatch.setattr(chunking, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further

@@ -82,7 +82,7 @@ def test_pages_and_pictures(schedule, name):
         each._repr_html_() for each in (schedule, schedule.problem, schedule.problem.topology, simulation)
     ]
     if name == NAMES["all"]:
-        shown.append(taccl.report(schedule, budget_s=1e-9))
+        shown.append(taccl.report(schedule, time_limit_s=1e-9))
     for page in shown:
         assert in_full_sight(page)
         assert "</script><b>" not in page

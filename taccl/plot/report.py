@@ -8,6 +8,7 @@ is, and names up to three next actions.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -67,14 +68,14 @@ _MOST_DRAWN = 1_000_000
 #: Max transfers of a schedule whose certificate is rechecked, which takes as long as finding it.
 _MOST_CHECKED = 20_000
 #: `_BOUND_S`: max seconds for the bound of a schedule that has none.
-#: `_BOUND_SHARE`: max share of the page's time budget for one bound.
-#: `_REST_SHARE`: share of the page's time budget reserved for the parts after the bandwidths.
+#: `_BOUND_SHARE`: max share of the page's time limit for one bound.
+#: `_REST_SHARE`: share of the page's time limit reserved for the parts after the bandwidths.
 _BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
 #: `_LEAST_BOUND_S`: min seconds for one bound.
 #: `_ENDING_SHARE`: share of the time for a bound after which its search ends with the best bound so far.
 #: `_MOST_CUT_S`: max seconds for cuts around nodes and ranks, the quickest bound of a large schedule.
 #: `_USUAL_BOUND_S`: with fewer seconds left, the bound over all chunkings has a smaller budget than usual.
-#: `_FEW_TRANSFERS`: max transfers of a schedule whose pictures are drawn even after the time budget.
+#: `_FEW_TRANSFERS`: max transfers of a schedule whose pictures are drawn even after the time limit.
 _LEAST_BOUND_S, _FEW_TRANSFERS = 0.3, 500
 _ENDING_SHARE, _MOST_CUT_S, _USUAL_BOUND_S = 0.8, 1.0, 2.0
 
@@ -87,8 +88,9 @@ def report(
     overwrite: bool = False,
     details: Mapping[str, Any] | None = None,
     command: str = "",
-    budget_s: Duration = 30.0,
+    time_limit_s: Duration = 30.0,
     measured: Sequence[str] = (),
+    budget_s: Duration | None = None,
 ) -> str:
     """HTML page about a schedule: verification, bound, timeline, load, bandwidth over size, and transfers.
 
@@ -106,11 +108,12 @@ def report(
         Origin of the schedule, as in `Result.to_dict` and in files; a result states its own.
     command : str
         Command line that makes the page.
-    budget_s : float
-        Time budget of the whole page in seconds. Parts that are not ready by then are left out, and the page
-        says so.
+    time_limit_s : float
+        Max seconds for the whole page. Parts that are not ready by then are left out, and the page says so.
     measured : sequence of str
         Paths of logs (see `taccl.fit`) whose bandwidths are drawn as points over size.
+    budget_s : float, optional
+        Earlier name of `time_limit_s`.
 
     Returns
     -------
@@ -123,8 +126,11 @@ def report(
         If the file exists and `overwrite` is False, or it cannot be written, or its name has the ending of
         another format.
     """
+    if budget_s is not None:
+        warnings.warn("budget_s is time_limit_s now", DeprecationWarning, stacklevel=3)
+        time_limit_s = budget_s
     return write_report(
-        found, path, overwrite=overwrite, details=details, command=command, budget_s=budget_s,
+        found, path, overwrite=overwrite, details=details, command=command, time_limit_s=time_limit_s,
         measured=measured,
     )[0]  # fmt: skip
 
@@ -132,13 +138,13 @@ def report(
 @drawing
 def write_report(
     found: Result | Schedule, path: str | os.PathLike[str] | None, *, overwrite: bool,
-    details: Mapping[str, Any] | None, command: str, budget_s: float, measured: Sequence[str],
+    details: Mapping[str, Any] | None, command: str, time_limit_s: float, measured: Sequence[str],
 ) -> tuple[str, Verification]:  # fmt: skip
     """(page of `report`, verification of the schedule); arguments are those of `report`."""
-    limit = Deadline.after(budget_s)
+    limit = Deadline.after(time_limit_s)
     if path is not None:
         check_page(path, overwrite=overwrite)
-    page = _Page(found, details or {}, limit, budget_s, measured)
+    page = _Page(found, details or {}, limit, time_limit_s, measured)
     text = page.html(command)
     if path is not None:
         write_whole(path, text, overwrite=overwrite)
@@ -152,10 +158,10 @@ class _Page:
     """
 
     def __init__(
-        self, found: Result | Schedule, details: Mapping[str, Any], limit: Deadline, budget_s: float,
+        self, found: Result | Schedule, details: Mapping[str, Any], limit: Deadline, limit_s: float,
         measured: Sequence[str],
     ) -> None:  # fmt: skip
-        self._limit, self._budget_s, self._measured = limit, budget_s, measured
+        self._limit, self._limit_s, self._measured = limit, limit_s, measured
         self._details: Mapping[str, Any] = details
         if isinstance(found, Result):
             self._schedule, self._details, self._trace = found.schedule, found.to_dict(), found.trace
@@ -163,7 +169,7 @@ class _Page:
         else:
             self._schedule, self._details, self._trace = found, details, trace_in(details)
             self._is_open = details.get("bound_scope") == ALL_CHUNKINGS
-            self._bound = _bound(found.problem, min(_BOUND_S, _BOUND_SHARE * budget_s))
+            self._bound = _bound(found.problem, min(_BOUND_S, _BOUND_SHARE * limit_s))
         self._problem, self.judged = self._schedule.problem, verify(self._schedule)
         measured_points(self._problem, measured)  # raises for unusable logs before pictures are drawn
         self._every: Certificate | None = None
@@ -227,7 +233,7 @@ class _Page:
 
     def _share(self) -> Deadline:
         """Deadline of one bound."""
-        return self._limit.sooner(_BOUND_SHARE * self._budget_s).at_least(_LEAST_BOUND_S)
+        return self._limit.sooner(_BOUND_SHARE * self._limit_s).at_least(_LEAST_BOUND_S)
 
     def _rechecked(self) -> str:
         """Sentence on the check of the bound's witness; empty if it is not checked in time."""
@@ -267,7 +273,7 @@ class _Page:
         return facts(figures) + _lines("\n".join(violations))
 
     def _sizes(self) -> str:
-        left_s = self._limit.left_s - _REST_SHARE * self._budget_s
+        left_s = self._limit.left_s - _REST_SHARE * self._limit_s
         rates = bandwidths(self._schedule, budget_s=max(0.0, left_s), measured=self._measured)
         drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
         self._rates = rates

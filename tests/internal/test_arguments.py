@@ -590,7 +590,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "builder.continuing": {"topology": "@topology"},
     "probe": {"comm": None, "ranks": 1},
     "report": {
-        "found": "@schedule", "path": "report.html", "overwrite": True, "details": None, "command": "", "budget_s": 0.2,
+        "found": "@schedule", "path": "report.html", "overwrite": True, "details": None, "command": "", "time_limit_s": 0.2,
     },
 }  # fmt: skip
 

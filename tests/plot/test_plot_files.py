@@ -93,7 +93,7 @@ def test_names_that_no_xml_holds(exchange):
     schedule = dataclasses.replace(exchange, problem=problem)
     for picture in (taccl.plot.gantt(schedule), taccl.plot.topology(topology)):
         minidom.parseString(taccl.plot.render(picture, "svg"))
-    assert name not in taccl.report(schedule, budget_s=1e-9)
+    assert name not in taccl.report(schedule, time_limit_s=1e-9)
 
 
 def test_links_with_an_underscore_are_in_the_key(exchange):

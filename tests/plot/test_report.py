@@ -25,7 +25,7 @@ SECTIONS = (
 
 @pytest.fixture(scope="module")
 def page(found):
-    return taccl.report(found, command="taccl report out.json -o report.html", budget_s=0.5)
+    return taccl.report(found, command="taccl report out.json -o report.html", time_limit_s=0.5)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_the_verdict_and_three_actions_come_first(page, found, exchange):
 def test_a_faster_baseline_is_the_first_advice():
     """For a ring of 1 KB on 8 ranks, the first advice is a baseline of fewer steps."""
     problem = taccl.make_problem(taccl.topologies.fully_connected(8), "allgather", size_bytes=1000)
-    said = section(taccl.report(taccl.baselines.ring(problem), budget_s=60), "verdict")
+    said = section(taccl.report(taccl.baselines.ring(problem), time_limit_s=60), "verdict")
     assert re.search(r"The baseline \S.*, in the same chunks, is [\d.]+ times as fast\.", said)
     assert "<li>Use the baseline" in said
 
@@ -145,7 +145,7 @@ def test_a_comparison_names_baselines_without_time(monkeypatch, exchange):
 @pytest.mark.usefixtures("_no_pictures")
 def test_the_table_of_bandwidths_has_one_head(exchange):
     """The table of bandwidths has one row of titles, which begins with the size, and states the unit."""
-    part = section(taccl.report(exchange, budget_s=20), "sizes")
+    part = section(taccl.report(exchange, time_limit_s=20), "sizes")
     head = re.search("<thead>(.*?)</thead>", part, re.DOTALL)[1]
     assert "Bus bandwidth in GB/s:" in part
     assert head.count("<tr") == 1 and re.search(r"<th>size</th>", head)
@@ -159,7 +159,7 @@ def test_a_page_of_many_bars_is_small(monkeypatch, found):
     from taccl.plot import report as sections
 
     monkeypatch.setattr(sections, "_MOST_SHAPES", 0)
-    page = section(taccl.report(found, budget_s=1e-9), "timeline")
+    page = section(taccl.report(found, time_limit_s=1e-9), "timeline")
     images = re.findall(r'<image [^>]*?"data:image/png;base64,\s*([^"]*)"', page)
     assert len(images) >= 3
     assert {Image.open(BytesIO(b64decode(each))).mode for each in images} == {"P"}
@@ -170,7 +170,7 @@ def test_a_page_of_many_bars_is_small(monkeypatch, found):
 @pytest.mark.usefixtures("_no_pictures")
 def test_baselines_without_time_are_listed_once(found):
     """Baselines that the time budget leaves out are named in one sentence."""
-    said = section(taccl.report(found, budget_s=1e-9), "sizes")
+    said = section(taccl.report(found, time_limit_s=1e-9), "sizes")
     assert said.count("not timed: the time budget is spent") == 1
     assert "ring, " in said and "double binary tree, " in said
 
@@ -181,7 +181,7 @@ def test_a_report_of_dense_timelines_is_below_a_megabyte(monkeypatch):
     monkeypatch.setattr("taccl.plot.report._MOST_REPLAYED", 0)  # no bandwidths over size, about 50 KB
     problem = taccl.make_problem(taccl.topologies.dgx_h100(4), "allgather", size_bytes=4 * 10**6)
     with first_bounds():
-        page = taccl.report(taccl.baselines.ring(problem), budget_s=120)
+        page = taccl.report(taccl.baselines.ring(problem), time_limit_s=120)
     assert 400_000 < len(page) < 900_000
     assert page.count("<svg ") == 4
 
@@ -223,7 +223,7 @@ def test_nothing_is_fetched(page):
 def test_the_same_schedule_is_the_same_page(monkeypatch, exchange):
     """The page of a report, with its timeline, has no date and no random identifier."""
     monkeypatch.setattr("taccl.plot.report._MOST_REPLAYED", 0)
-    assert taccl.report(exchange, budget_s=1e-9) == taccl.report(exchange, budget_s=1e-9)
+    assert taccl.report(exchange, time_limit_s=1e-9) == taccl.report(exchange, time_limit_s=1e-9)
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_a_schedule_that_breaks_rules_gets_a_page_that_says_which(found):
         name: getattr(found.schedule, name)[:-1]
         for name in ("chunk", "link", "start", "end", "group", "reduce", "carries")
     }
-    page = taccl.report(dataclasses.replace(found.schedule, **columns), budget_s=1e-9)
+    page = taccl.report(dataclasses.replace(found.schedule, **columns), time_limit_s=1e-9)
     assert "not valid" in page
     assert "1 violation" in page
     assert "never" in section(page, "verification") or "lacks" in section(page, "verification")
@@ -247,8 +247,8 @@ def test_a_file_keeps_which_gap_was_asked_for():
     topology = taccl.topologies.fully_connected(3)
     result = brief_synthesis(taccl.make_problem(topology, "allgather", size_bytes="8MB"))
     pages = (
-        taccl.report(result, budget_s=60),
-        taccl.report(result.schedule, details=result.to_dict(), budget_s=60),
+        taccl.report(result, time_limit_s=60),
+        taccl.report(result.schedule, details=result.to_dict(), time_limit_s=60),
     )
     of_result, of_file = (section(page, "verification") for page in pages)
     assert "over all chunkings (optimal for 1 chunk per rank)" in of_result
@@ -274,7 +274,7 @@ def test_no_picture_is_drawn_once_time_is_up(monkeypatch, exchange):
     monkeypatch.setattr(sections, "_FEW_TRANSFERS", 0)
     monkeypatch.setattr(sections, "figure", lambda **_: pytest.fail("drawn"))
     trace = [{"seconds": 0.1, "finish_us": exchange.finish_us, "bound_us": None}]
-    page = taccl.report(exchange, details={"trace": trace}, budget_s=1e-9)
+    page = taccl.report(exchange, details={"trace": trace}, time_limit_s=1e-9)
     for name in ("timeline", "load", "sizes", "search"):
         assert "left out: the time limit was reached" in section(page, name)
     assert "limited by" in section(page, "verification")
@@ -297,7 +297,7 @@ def test_names_are_text(found):
         "stages": [{"name": bad, "solver": bad, "status": bad, "seconds": bad, "message": bad}, 3],
         "versions": {bad: bad}, "backend": bad, "stopped": bad, "command": bad, "trace": bad, "seed": [bad],
     }  # fmt: skip
-    page = taccl.report(schedule, details=details, command=bad, budget_s=1e-9)
+    page = taccl.report(schedule, details=details, command=bad, time_limit_s=1e-9)
     assert "<script" not in page
     assert "<img" not in page
     assert bad in Elements(section(page, "search")).text
@@ -328,7 +328,7 @@ def test_many_transfers_are_cut(monkeypatch, exchange):
     from taccl.plot import report as sections
 
     monkeypatch.setattr(sections, "_MOST_TRANSFERS", 1)
-    page = taccl.report(exchange, budget_s=1e-9)
+    page = taccl.report(exchange, time_limit_s=1e-9)
     assert "... and 2 more" in section(page, "transfers")
 
 
@@ -340,7 +340,7 @@ def test_schedules_without_ends_have_a_page(found):
 
     made = baselines.ring(found.schedule.problem)
     bare = taccl.Schedule(made.problem, made.chunk, made.link, made.start, reduce=int(made.reduce.sum()))
-    assert "by rank" in taccl.report(bare, budget_s=1e-9)
+    assert "by rank" in taccl.report(bare, time_limit_s=1e-9)
 
 
 @pytest.mark.slow
@@ -352,6 +352,6 @@ def test_pages_are_written_whole_or_not_at_all(tmp_path, exchange):
     with pytest.raises(InputError, match="exists"):
         taccl.report(exchange, path)
     assert path.read_text() == "mine"
-    taccl.report(exchange, path, overwrite=True, budget_s=1e-9)
+    taccl.report(exchange, path, overwrite=True, time_limit_s=1e-9)
     assert path.read_text().startswith("<!DOCTYPE html>")
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

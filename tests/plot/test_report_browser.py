@@ -51,7 +51,7 @@ def hostile(found):
 @pytest.mark.slow
 def test_the_page_opens_without_a_complaint(hostile, tmp_path):
     """Sections and figures are shown, every bar has its title, and names are text."""
-    page = taccl.report(hostile, budget_s=1e-9)
+    page = taccl.report(hostile, time_limit_s=1e-9)
     document, console = opened(page, tmp_path)
     assert console == []
     assert document.count("</title></path>") >= 3 * hostile.schedule.num_sends
@@ -66,7 +66,7 @@ def test_the_page_opens_without_a_complaint(hostile, tmp_path):
 @pytest.mark.slow
 def test_a_script_that_got_in_would_not_run(found, tmp_path):
     """The page's policy admits no script; the browser reports that it refused one."""
-    page = taccl.report(found, budget_s=1e-9)
+    page = taccl.report(found, time_limit_s=1e-9)
     page = page.replace("<main>", "<main><script>document.title = 'taken'</script>")
     document, console = opened(page, tmp_path)
     assert "<title>taken</title>" not in document
@@ -108,7 +108,9 @@ def direct():
 @pytest.mark.parametrize("which", thinned(["found", "direct"], every=2))
 def test_nothing_is_cut_off_or_empty(which, request, tmp_path):
     """No caption is cut off, page and pictures fit the width of phones and screens, and no table is empty."""
-    page = taccl.report(request.getfixturevalue(which), budget_s=20).replace("<details>", "<details open>")
+    page = taccl.report(request.getfixturevalue(which), time_limit_s=20).replace(
+        "<details>", "<details open>"
+    )
     page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     document, _ = opened(page.replace("</main>", LOOK), tmp_path)
     cut, excess, num_empty = json.loads(unescape(re.search("<title>(.*?)</title>", document)[1]))

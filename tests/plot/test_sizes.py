@@ -53,7 +53,7 @@ def test_a_log_is_drawn_as_points(found, tmp_path, monkeypatch):
     (points,) = (line for line in ax.get_lines() if line.get_label() == "measured")
     assert (list(points.get_xdata()), list(points.get_ydata())) == ([10**6], [pytest.approx(150.0)])
     monkeypatch.setattr("taccl.plot.report._MOST_DRAWN", 0)  # pictures of single sends
-    page = taccl.report(found, budget_s=0.2, measured=[str(log)])
+    page = taccl.report(found, time_limit_s=0.2, measured=[str(log)])
     assert ">measured</text>" in page
 
 
@@ -210,7 +210,7 @@ def test_beside_a_log_stands_the_bound_of_any_protocol(tmp_path, monkeypatch):
     assert "bound, any protocol" not in taccl.plot.bandwidths(schedule, sizes=["4KB"], budget_s=20)
     monkeypatch.setattr("taccl.plot.report._MOST_DRAWN", 0)  # pictures of single sends
     with first_bounds():
-        page = taccl.report(schedule, budget_s=20, measured=[str(log)])
+        page = taccl.report(schedule, time_limit_s=20, measured=[str(log)])
     assert "bandwidth of the finish" in page
     assert f"busbw {schedule.predicted_busbw_gb_per_s:.4g} GB/s, as measured" in page
 

@@ -107,7 +107,7 @@ def run_report(options: argparse.Namespace) -> Answer:
         _, verification = write_report(
             schedule, options.output, overwrite=options.overwrite, details=details,
             command=shlex.join(["taccl", "report", options.file, "-o", options.output]),
-            budget_s=max(LEAST_S, options.deadline.left_s), measured=options.measured,
+            time_limit_s=max(LEAST_S, options.deadline.left_s), measured=options.measured,
         )  # fmt: skip
     figures = picked(schedule, "finish_us", "launch_us", "predicted_us")
     values = {"file": options.output, "ok": verification.ok, **figures}
