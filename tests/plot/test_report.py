@@ -223,7 +223,9 @@ def test_nothing_is_fetched(page):
 def test_the_same_schedule_is_the_same_page(monkeypatch, exchange):
     """The page of a report, with its timeline, has no date and no random identifier."""
     monkeypatch.setattr("taccl.plot.report._MOST_REPLAYED", 0)
-    assert taccl.report(exchange, time_limit_s=1e-9) == taccl.report(exchange, time_limit_s=1e-9)
+    with pytest.warns(DeprecationWarning, match="budget_s is time_limit_s now"):
+        again = taccl.report(exchange, budget_s=1e-9)
+    assert taccl.report(exchange, time_limit_s=1e-9) == again
 
 
 @pytest.mark.slow
