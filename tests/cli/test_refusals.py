@@ -261,6 +261,7 @@ REFUSED = {
             "convert step.toml out.py --to torch --topology fully_connected:4",
             "give tflops=... and gb_per_s=...; --set NAME=VALUE sets each",
         ),
+        ("run step.toml --topology fully_connected:4 --size 1MB", "--size: a step states it itself; leave it out"),
         ("run step.toml --topology fully_connected:4 --in-place", "--in-place: a step starts its own ranks"),
         (
             "run schedule.json --topology ring:4",

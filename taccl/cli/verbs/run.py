@@ -108,6 +108,7 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
     if not isinstance(program, Workload):
         said = f"found a {type(program).__name__.lower()}; --topology is for a workload; leave it out"
         raise InputError(said, where="--topology")
+    refuse(options, ("size", "ranks", "dtype"), "a step states it itself; leave it out")
     note("transforming and scheduling")
     topology = topology_from_word(options.topology)
     rates = rates_of(options.tflops, options.gb_per_s)
