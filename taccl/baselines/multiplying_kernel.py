@@ -279,7 +279,7 @@ def _amount(size: int, random: NDArray[np.uint64]) -> int:
 
 @inner
 def _draw_plan(mixes: Mixes, num_plans: int, random: NDArray[np.uint64]) -> int:
-    """Random plan: half of the time that of a part of the changed mix."""
+    """Random plan: half of the time that of a part of the changed mix, which has at least one."""
     if draw_below(random, 2) == 0:
         return int(mixes.plan[2, draw_below(random, mixes.number[2])])
     return draw_below(random, num_plans)
@@ -304,11 +304,12 @@ def _change(mixes: Mixes, num_plans: int, room: Room, shares: Ints, random: NDAr
     if move < shares[SPLIT]:
         if number == len(plan) and moved < size[here]:
             return False
+        if move < shares[NEW]:
+            old = _draw_plan(mixes, num_plans, random)  # before a removal, which may leave no part
         size[here] -= moved
         if size[here] == 0:
             _remove(mixes, here)
         if move < shares[NEW]:
-            old = _draw_plan(mixes, num_plans, random)
             _insert(mixes, mixes.number[2] * draw_below(random, 2), old, moved, 0, 0.0)
         else:
             _insert(mixes, draw_below(random, mixes.number[2] + 1), old, moved, step, delay)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Max share of the time left that the bound over all chunkings may take on a busy machine.
-_MOST_EVERY_SHARE = 0.3
+#: Max share of the time left for work on the bound over all chunkings on a busy machine.
+#: The first is that of large problems, the other that of problems whose bound takes fractions of a second.
+_MOST_EVERY_SHARE, _BRIEF_EVERY_SHARE = 0.3, 0.25
 #: Min wall time of the bound over all chunkings on a busy machine, in units of its `least_every_s`.
 _LATE_TIMES = 1.0
 #: Min wall seconds for the bound over all chunkings if the search already exceeds its time limit.
@@ -107,7 +108,9 @@ def look_for_bound_over_all_chunkings(
     budget, since, left_s = search.parameters.budget, time.monotonic(), search.deadline.left_s
     # On a busy machine, the bound's min time is longer, but capped on large problems to keep the time limit.
     least_s, late_least_s = budget.least_every_s * busy_factor(), budget.least_every_s
-    if not is_brief(search.problem):
+    if is_brief(search.problem):
+        least_s = min(least_s, max(budget.least_every_s, _BRIEF_EVERY_SHARE * left_s))
+    else:
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))
         late_least_s = min(budget.least_every_s, _LEAST_LATE_S)
     late_s, most_s = since - search.options.ends_s, math.inf

@@ -9,9 +9,11 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates import hub_time
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.port_prices import are_admitted, port_of
+from taccl.analysis.certificates.finding.horizons import HorizonSearch
 from taccl.analysis.certificates.finding.lowest_prices import highest_factors
 from taccl.analysis.certificates.hub_time import hub_time_bounds
 from taccl.analysis.certificates.transformed import merging_freely
@@ -221,6 +223,25 @@ def test_nothing_is_claimed_elsewhere():
     topology = crossbar(4)
     for collective in (collectives.allgather(4), collectives.reduce(4, root=0)):
         assert certificates(merging_freely(taccl.make_problem(topology, collective, chunk_bytes=MB))) == []
+
+
+def test_a_search_ends_between_attempts_once_time_is_up():
+    """A search that proves nothing tries a few of its prices only, if time is up after these."""
+    tried = []
+
+    class Unproven(HorizonSearch):
+        families = (0.1, 0.2, 0.3), (0.5, 1.0)
+
+        def witness(self, horizon, cells, one, two):
+            tried.append((one, two))
+
+    def check():
+        if len(tried) == 2:
+            raise OutOfTime("time is up")
+
+    with pytest.raises(OutOfTime):
+        next(Unproven((10.0,), 40.0, (1, 1), check).lengthened(8, (0.1,)))
+    assert tried[0] == (0.2, 1.0) and len(tried) == 2
 
 
 @pytest.mark.fuzz

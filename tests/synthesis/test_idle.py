@@ -174,3 +174,17 @@ def test_the_bound_over_all_chunkings_has_less_time_once_the_limit_has_passed(mo
     search = Search(problem, Options(ends_s=time.monotonic() - late_s), Deadline.after(-1))
     bounding.look_for_bound_over_all_chunkings(search)
     assert budgets == [pytest.approx({-1.0: 0.5, 0.6: 0.2, 30.0: 0.1}[late_s], abs=0.05)]
+
+
+@pytest.mark.parametrize(("limit_s", "work_s"), [(2.0, 0.5), (8.0, 2.0), (40.0, 3.0)])
+def test_the_bound_of_a_small_problem_leaves_time_to_search_on_a_busy_machine(monkeypatch, limit_s, work_s):
+    """At a sixth of a core, half a second of work takes 3 s, but at most a quarter of the time left."""
+    problem = taccl.make_problem(topologies.mesh(2, 2), "alltoall", size_bytes="1MB")
+    budgets = []
+    monkeypatch.setattr(
+        bounding, "bound_over_all_chunkings", lambda known, *, budget_s, most_s: budgets.append(budget_s)
+    )
+    monkeypatch.setattr(bounding, "busy_factor", lambda: 6.0)
+    search = Search(problem, Options(ends_s=time.monotonic() + limit_s), Deadline.after(limit_s))
+    bounding.look_for_bound_over_all_chunkings(search)
+    assert budgets == [pytest.approx(work_s, abs=0.05)]

@@ -10,7 +10,7 @@ See docs/formulation.md, "Exchange time".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -90,12 +90,12 @@ def exchange_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     nodes = _nodes_of(facts)
     if nodes is None or nodes.longest <= demand.known:
         return
-    search = _Search(facts, nodes, float(demand.known) * (1 - _FINER))
+    known = float(demand.known) * (1 - _FINER)
+    search = _Search(facts, nodes, known, check=lambda: demand.deadline.check())
     what = f"sums that {nodes.number} nodes exchange, each after the contributions of the node"
     for cells, steps in _GRIDS:
         for found in search.lengthened(cells, steps):
             yield Claim(found.horizon, what, found)
-            demand.deadline.check()
         if search.best is None:
             return
 
@@ -248,7 +248,7 @@ class _Search(HorizonSearch["ExchangeTime"]):
 
     families = _HEIGHTS, _FALLS
 
-    def __init__(self, facts: Facts, nodes: _Nodes, least: float = 0.0) -> None:
+    def __init__(self, facts: Facts, nodes: _Nodes, least: float, *, check: Callable[[], None]) -> None:
         self.facts, self.nodes = facts, nodes
         self.load, self.slope = math.inf, 0.0
         # The search starts at the latency of three hops, or at the time of the bytes through a NIC if longer.
@@ -257,7 +257,7 @@ class _Search(HorizonSearch["ExchangeTime"]):
         once, hop = (port.alpha + port.idle for port in (nodes.nic, nodes.port))
         least = max(least, nodes.nic.idle + sends / nodes.nics)
         starts = {max(float(once + number * hop), least) for number in (1, 2)}
-        super().__init__(sorted(starts, reverse=True), nodes.longest, (4, 4))
+        super().__init__(sorted(starts, reverse=True), nodes.longest, (4, 4), check)
 
     def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[ExchangeTime]:
         """Lengthen the horizon until the last of `steps` is not proven; yield each witness.

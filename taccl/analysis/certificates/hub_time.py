@@ -10,7 +10,7 @@ See docs/formulation.md, "Hub time".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -94,15 +94,16 @@ def hub_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
         return
     shrunk = min(1.0, (8 / num_ranks) ** 0.5)
     what = f"sums of {num_ranks} ranks, which hubs receive one send after another"
-    searches = [_Search(facts, port, num_ranks, units, shared=shared) for shared in (False, True)]
+    searches = [
+        _Search(facts, port, num_ranks, units, shared=shared, check=lambda: demand.deadline.check())
+        for shared in (False, True)
+    ]
     for search in searches:
         for found in search.lengthened(round(_COARSE * shrunk), _COARSE_STEPS):
             yield Claim(found.horizon, what, found)
-            demand.deadline.check()
     best = max(searches, key=lambda each: each.best.horizon if each.best else 0)
     for found in best.lengthened(round(_FINE * shrunk), _FINE_STEPS):
         yield Claim(found.horizon, what, found)
-        demand.deadline.check()
 
 
 class _Search(HorizonSearch["HubTime"]):
@@ -114,14 +115,16 @@ class _Search(HorizonSearch["HubTime"]):
 
     families = _MIDDLES, _FALLS
 
-    def __init__(self, facts: Facts, port: Port, num_ranks: int, units: int, *, shared: bool) -> None:
+    def __init__(
+        self, facts: Facts, port: Port, num_ranks: int, units: int, *, shared: bool, check: Callable[[], None]
+    ) -> None:
         self.facts, self.port, self.shared = facts, port, shared
         # The search starts at the latency of two hops, or at the time of all bytes through a port if longer.
         busy = port.idle + 2 * (num_ranks - 1) * port.beta * units / num_ranks
         # In longer horizons most holds are early, and other bounds prove more.
         hop = port.alpha + port.idle
         start = max(3.0 * hop if shared else 2.0 * hop, busy)
-        super().__init__((start,), _MOST_HOPS * hop, (2, 4))
+        super().__init__((start,), _MOST_HOPS * hop, (2, 4), check)
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> HubTime | None:
         """Witness with `one` of `_MIDDLES` and `two` of `_FALLS`; None if it does not prove the horizon."""

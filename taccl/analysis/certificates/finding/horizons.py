@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import product
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,12 +32,15 @@ class HorizonSearch(Generic[W]):
     - `longest`: Ticks above which it proves nothing.
     - `families`: Values to try of the two shape parameters.
     - `shape`: Indices into `families` to try first; later those that proved the last horizon.
+    - `check`: Called before each attempt; raises `OutOfTime` once there is no time.
     """
 
     families: tuple[Sequence[float], Sequence[float]]
 
-    def __init__(self, starts: Sequence[float], longest: float, shape: tuple[int, int]) -> None:
-        self.starts, self.longest, self.shape = starts, longest, shape
+    def __init__(
+        self, starts: Sequence[float], longest: float, shape: tuple[int, int], check: Callable[[], None]
+    ) -> None:
+        self.starts, self.longest, self.shape, self.check = starts, longest, shape, check
         self.best: W | None = None
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> W | None:
@@ -78,6 +81,7 @@ class HorizonSearch(Generic[W]):
             key=lambda each: abs(each[0] - one) + abs(each[1] - two),
         )
         for k, m in shapes if self.best is None else shapes[:5]:
+            self.check()
             found = self.witness(horizon, cells, self.families[0][k], self.families[1][m])
             if found is not None:
                 self.best, self.shape = found, (k, m)
