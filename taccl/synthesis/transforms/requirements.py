@@ -81,7 +81,7 @@ class ReleaseDates(Transform):
         return timed
 
     def _timed(self, schedule: Schedule) -> Iterator[Schedule]:
-        """Yield the schedule re-timed for the dates without and with named contributions, and after all dates.
+        """Yield the schedule re-timed, without and with named contributions, and then after all dates.
 
         Without names, exchanged sums may wait for each other, or carry other contributions than before. With
         names, they may have come to a rank over more links by the time when they are sent on (`max_hops`).
