@@ -200,7 +200,9 @@ def sums_made_whole(workload: Workload, topology: Topology) -> frozenset[str]:
             split, whole = (
                 sum(
                     _alone(
-                        topology, (kind, operation.shift, algorithm, merging, part.groups), _rounded(part)
+                        topology,
+                        (kind, operation.shift, algorithm, merging, part.groups),
+                        rounded(part.chunk_bytes),
                     ).finish
                     for kind in kinds
                 )
@@ -211,12 +213,12 @@ def sums_made_whole(workload: Workload, topology: Topology) -> frozenset[str]:
     return frozenset(found)
 
 
-def _rounded(part: CollectivePart) -> int:
+def rounded(chunk_bytes: int) -> int:
     """Bytes per chunk for which a schedule is chosen: a power of 4.
 
     Similar sizes share a schedule, as the best one changes little within a factor of 4 in size.
     """
-    return int(4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
+    return int(4 ** (((chunk_bytes - 1).bit_length() + 1) // 2))
 
 
 def sends_of(
@@ -266,7 +268,7 @@ def sends_of(
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized" and not is_whole
         for kind in _PHASES if is_sum else (operation.kind,):
             of = (kind, operation.shift, "best" if is_whole else algorithm, merging, part.groups)
-            chunk_bytes = _rounded(part)
+            chunk_bytes = rounded(part.chunk_bytes)
             found = _alone(topology, of, chunk_bytes)
             if in_place and found.carries is not None:
                 found = _in_place(topology, of, chunk_bytes)

@@ -8,8 +8,11 @@ from taccl._internal.deadline import Deadline
 from taccl.problem.making import make_problem
 from taccl.synthesis.problems import asked_topology
 from taccl.topology.topology import Topology
-from taccl.workload.exchange import collective_of, parts_of
+from taccl.workload.exchange import collective_of, parts_of, rounded
 from taccl.workload.workload import Workload
+
+#: Max number of sizes of collectives that are rated one by one; of more, similar sizes share a rating.
+_FEW_SIZES = 4
 
 
 def topology_of(
@@ -39,9 +42,11 @@ def _under_fastest_protocol(workload: Workload, topology: Topology) -> Topology:
         num_bytes[part.operation] += part.chunk_bytes
         groups[part.operation] = part.groups
     alike: Counter[tuple[str, int, tuple[tuple[int, ...], ...], int]] = Counter()
+    is_short = len(set(num_bytes.values())) <= _FEW_SIZES
     for name, chunk_bytes in num_bytes.items():
         operation = workload.operation[name]
-        alike[operation.kind, operation.shift, groups[name], chunk_bytes] += 1
+        size = chunk_bytes if is_short else rounded(chunk_bytes)
+        alike[operation.kind, operation.shift, groups[name], size] += 1
     limit, total_us = Deadline.after(AMPLE_S), dict.fromkeys(topology.protocols, 0.0)
     for (kind, shift, some, chunk_bytes), count in alike.items():
         collective = collective_of(kind, shift, some)
