@@ -318,7 +318,7 @@ class Problem:
         return [("protocol", f"{own}, not compared with {others}")]
 
     def facts(self) -> list[tuple[str, str]]:
-        """(name, text) rows on collective, size, topology and sketch."""
+        """(name, text) rows on collective, size, topology, protocol and sketch."""
         collective, topology, clauses = self.collective, self.topology, self.clauses
         sizes = sorted(set(self.chunk_bytes))
         between = f" to {format_size(sizes[-1])}" if len(sizes) > 1 else ""
@@ -332,6 +332,7 @@ class Problem:
             ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
             ("size", format_size(self.size_bytes) if self.size_bytes else "not known"),
             ("chunks", f"{collective.num_chunks}{size}, {collective.chunks_per_rank} per rank"),
+            ("protocol", topology.protocol),
             ("sketch", clauses.name or "none"),
             ("links allowed", f"{len(self.links_allowed)} of {len(topology.links)}"),
             ("merging", merging if clauses.max_merge > 1 else ""),
