@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl._internal.arrays import Flags, Floats, Ints
+from taccl._internal.arrays import Flags, Floats
 from taccl._internal.deadline import Deadline
 from taccl.placement.case import Case
 from taccl.placement.hosts import ProbedHosts
@@ -135,89 +135,120 @@ def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> 
 
     - `searched`: Algorithm and size on the hosts.
     """
-    probe = hosts.probe
-    has_clusters = has_clear_clusters(probe)
-    stacks, basis, reason = _repetitions(probe)
+    has_clusters = has_clear_clusters(hosts.probe)
+    stacks, basis, reason = _repetitions(hosts.probe)
     if not basis:
         return Judgement(reason=reason, has_clusters=has_clusters)
-    ranks = range(probe.num_hosts)
-
-    def case(noisy_probe: Probe, *only: Sequence[int]) -> Case:
-        noisy, steps = replace(hosts, probe=noisy_probe), searched.algorithm
-        return Case(noisy, steps.collective.name, steps, searched.size_bytes, like=searched, only=only)
-
-    def logs(figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
-        """Logarithm of the gain of each order, on measurements whose noise is reduced by `_shrunk`."""
-        noisy = _with_figures(probe, figures)
-        shrunk = _with_figures(probe, _shrunk(noisy, figures, noise))
-        if not probe.is_one_server:  # keep the clusters found before shrinkage
-            shrunk = replace(shrunk, clusters=tuple(tuple(labels.tolist()) for labels in noisy.levels))
-        judging = case(shrunk, ranks, *orders)
-        before = judging.us(judging.ticks(ranks, is_relaxed=True))
-        return [float(np.log(before / judging.us(judging.ticks(order)))) for order in orders]
-
-    orders: list[tuple[int, ...]] = []
-    gains: list[float] = []
-    splits = [_halves(probe, stacks, np.random.default_rng((seed, split))) for split in range(_SPLITS)]
     deadline.check()
-    noise = {name: float(np.mean([_noise(*split)[name] ** 2 for split in splits])) for name in stacks}
-    began = time.monotonic()
-    halves = [case(_with_figures(probe, half)) for half in splits[0]]
-    halves[0].ticks(ranks)
-    # Building and timing a case takes about as long as judging an order.
-    # Reserve time for both gains of a split, for the resamples, and for one case more, as times vary.
-    one_s = (time.monotonic() - began) / 2
-    reserved_s = (3 + 2 * _RESAMPLES) * one_s
-    searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
-    for split in splits:
-        if orders and searching.left_s < 2 * one_s:
-            break
-        found = []
-        for number, half in enumerate(split):
-            if not orders:
-                deadline.check()
-            one = halves.pop(0) if halves else case(_with_figures(probe, half))
-            until = searching.sooner(searching.left_s / (2 - number))
-            found.append(one.search(ranks, seed, until, effort=_EFFORT)[0])
-        if searching.has_passed and orders:
-            break
-        orders += found
-        began = time.monotonic()
-        gains += [logs(half, [order])[0] for half, order in zip(split, found[::-1], strict=True)]
-        longest_s = (time.monotonic() - began) / 2
-    # Values without noise. Medians of all repetitions keep no outlier that only one of them has.
-    clustered = probe if has_clusters else replace(probe, clusters=())
-    medians, of_medians = _medians(probe, stacks), {name: noise[name] / 2 for name in noise}
-    centre = _shrunk(clustered, medians, of_medians)
-    noises = _scaled([_off_mean(half, centre) for half in chain(*splits)], noise)
-    # Values without differences between pairs, and the estimated ones.
-    off = ~np.eye(probe.num_hosts, dtype=bool)
-    known = [{name: np.full_like(values, values[off].mean()) for name, values in centre.items()}, centre]
-
-    def gain_by_noise(values: _Figures, number: int, shuffled: Ints) -> float:
-        """Logarithm of the gain on a half with these values and the noise of shuffled hosts."""
-        each = noises[number]
-        half = {name: values[name] + each[name][np.ix_(shuffled, shuffled)] for name in values}
-        return logs(half, [orders[number ^ 1]])[0]
-
-    gain, alone = float(np.mean(gains)), [float(np.mean(logs(each, orders))) for each in known]
-    excess, rng = list[float](), np.random.default_rng((seed, _SPLITS))
-    while len(excess) < _RESAMPLES and max(excess, default=-np.inf) < gain:
-        if deadline.left_s < longest_s:
-            reason = "the time limit was reached; give more time"
-            return Judgement(reason=reason, has_clusters=has_clusters)
-        began = time.monotonic()
-        number, shuffled = len(excess) % len(orders), rng.permutation(probe.num_hosts)
-        worlds = zip(known, alone, strict=True)
-        excess.append(max(gain_by_noise(each, number, shuffled) - own for each, own in worlds))
-        longest_s = max(longest_s, time.monotonic() - began)
-    judged = Judgement(
-        basis, tuple(np.exp(gains).tolist()), float(np.exp(gain - max(excess))), "", has_clusters
-    )
+    halves = _Halves(hosts, searched, stacks, seed)
+    orders, gains = halves.search(seed, deadline)
+    gain = float(np.mean(gains))
+    excess = halves.gains_by_noise(orders, gain, seed, deadline)
+    if excess is None:
+        return Judgement(reason="the time limit was reached; give more time", has_clusters=has_clusters)
+    least = float(np.exp(gain - max(excess)))
+    judged = Judgement(basis, tuple(np.exp(gains).tolist()), least, "", has_clusters)
     if basis == _DIRECTIONS and judged.verdict == "confirmed" and not has_clusters:
         reason = "both directions of a pair were measured in turn, and a load then looks like a slow pair; "
         return Judgement(reason=f"{reason}measure in passes (taccl probe)")
     return judged
+
+
+class _Halves:
+    """Random splits of a probe's repetitions into halves, and gains of orders on them.
+
+    - `splits`: Figures of both halves of each split.
+    - `noise`: {field: variance of the noise in a half}.
+    - `gain_s`: Seconds that the gain of one order took last, or longest in the resamples.
+    """
+
+    def __init__(self, hosts: ProbedHosts, searched: Case, stacks: _Figures, seed: int) -> None:
+        self.hosts, self.probe, self.searched, self.stacks = hosts, hosts.probe, searched, stacks
+        self.splits = [
+            _halves(self.probe, stacks, np.random.default_rng((seed, split))) for split in range(_SPLITS)
+        ]
+        self.noise = {
+            name: float(np.mean([_noise(*split)[name] ** 2 for split in self.splits])) for name in stacks
+        }
+        self.gain_s = 0.0
+
+    def case(self, noisy_probe: Probe, *only: Sequence[int]) -> Case:
+        """The searched case on other figures of the hosts."""
+        noisy, steps = replace(self.hosts, probe=noisy_probe), self.searched.algorithm
+        name, size_bytes = steps.collective.name, self.searched.size_bytes
+        return Case(noisy, name, steps, size_bytes, like=self.searched, only=only)
+
+    def logs(self, figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
+        """Logarithm of the gain of each order, on measurements whose noise is reduced by `_shrunk`."""
+        ranks, noisy = range(self.probe.num_hosts), _with_figures(self.probe, figures)
+        shrunk = _with_figures(self.probe, _shrunk(noisy, figures, self.noise))
+        if not self.probe.is_one_server:  # keep the clusters found before shrinkage
+            shrunk = replace(shrunk, clusters=tuple(tuple(labels.tolist()) for labels in noisy.levels))
+        judging = self.case(shrunk, ranks, *orders)
+        before = judging.us(judging.ticks(ranks, is_relaxed=True))
+        return [float(np.log(before / judging.us(judging.ticks(order)))) for order in orders]
+
+    def search(self, seed: int, deadline: Deadline) -> tuple[list[tuple[int, ...]], list[float]]:
+        """Orders found on each half, and the logarithms of their gains on the other halves."""
+        ranks, began = range(self.probe.num_hosts), time.monotonic()
+        halves = [self.case(_with_figures(self.probe, half)) for half in self.splits[0]]
+        halves[0].ticks(ranks)
+        # Building and timing a case takes about as long as judging an order.
+        # Reserve time for both gains of a split, for the resamples, and for one case more, as times vary.
+        one_s = (time.monotonic() - began) / 2
+        reserved_s = (3 + 2 * _RESAMPLES) * one_s
+        searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
+        orders, gains = list[tuple[int, ...]](), list[float]()
+        for split in self.splits:
+            if orders and searching.left_s < 2 * one_s:
+                break
+            found = []
+            for number, half in enumerate(split):
+                if not orders:
+                    deadline.check()
+                one = halves.pop(0) if halves else self.case(_with_figures(self.probe, half))
+                until = searching.sooner(searching.left_s / (2 - number))
+                found.append(one.search(ranks, seed, until, effort=_EFFORT)[0])
+            if searching.has_passed and orders:
+                break
+            orders += found
+            began = time.monotonic()
+            gains += [self.logs(half, [order])[0] for half, order in zip(split, found[::-1], strict=True)]
+            self.gain_s = (time.monotonic() - began) / 2
+        return orders, gains
+
+    def gains_by_noise(
+        self, orders: Sequence[tuple[int, ...]], gain: float, seed: int, deadline: Deadline
+    ) -> list[float] | None:
+        """Logarithms of the gains of orders on simulated halves, less the gains without noise.
+
+        The simulation ends with the first one that is no less than `gain`; None if the time does not suffice.
+        """
+        # Values without noise. Medians of all repetitions keep no outlier that only one of them has.
+        clustered = self.probe if has_clear_clusters(self.probe) else replace(self.probe, clusters=())
+        of_medians = {name: variance / 2 for name, variance in self.noise.items()}
+        centre = _shrunk(clustered, _medians(self.probe, self.stacks), of_medians)
+        noises = _scaled([_off_mean(half, centre) for half in chain(*self.splits)], self.noise)
+        # Values without differences between pairs, and the estimated ones.
+        off = ~np.eye(self.probe.num_hosts, dtype=bool)
+        level = {name: np.full_like(values, values[off].mean()) for name, values in centre.items()}
+        worlds = [(values, float(np.mean(self.logs(values, orders)))) for values in (level, centre)]
+        excess, rng = list[float](), np.random.default_rng((seed, _SPLITS))
+        while len(excess) < _RESAMPLES and max(excess, default=-np.inf) < gain:
+            if deadline.left_s < self.gain_s:
+                return None
+            began = time.monotonic()
+            number, shuffled = len(excess) % len(orders), rng.permutation(self.probe.num_hosts)
+            noise = {name: each[np.ix_(shuffled, shuffled)] for name, each in noises[number].items()}
+            other = [orders[number ^ 1]]
+            excess.append(
+                max(
+                    self.logs({name: values[name] + noise[name] for name in values}, other)[0] - alone
+                    for values, alone in worlds
+                )
+            )
+            self.gain_s = max(self.gain_s, time.monotonic() - began)
+        return excess
 
 
 def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
@@ -301,7 +332,7 @@ def _off_mean(one: _Figures, other: _Figures) -> _Figures:
     return found
 
 
-def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float], *, most: float = 1.0) -> _Figures:
+def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _Figures:
     """Move values towards the mean of their class to reduce noise (positive-part James-Stein shrinkage).
 
     The factor is the part of the variance in the class that is noise. Without shrinkage, the slowest of many
@@ -309,7 +340,6 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float], *, m
     many levels of clusters form a class.
 
     - `variance`: {field: variance of the noise}.
-    - `most`: Max share of a value's deviation that is kept; 0 makes all values of a class equal.
 
     References
     ----------
@@ -324,7 +354,7 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float], *, m
             of_class = values[shared == each]
             spread = float(of_class.var())
             if len(of_class) >= 2 * _FEWEST_PAIRS and spread > 0:
-                kept = min(most, max(0.0, 1 - variance[name] / spread))
+                kept = max(0.0, 1 - variance[name] / spread)
                 found[name][shared == each] = of_class.mean() + kept * (of_class - of_class.mean())
     return found
 
