@@ -55,7 +55,8 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     problem : Problem
         The problem to solve.
     cut : bool
-        True to cut chunks into smaller ones while that shortens the schedule.
+        True to cut chunks into smaller ones while that shortens the schedule, even if their number was given;
+        ``taccl baseline`` then keeps it. A note of the schedule's problem has the number of parts.
 
     Raises
     ------
