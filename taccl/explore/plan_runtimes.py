@@ -74,7 +74,7 @@ def under_protocols_of(
     for each in asked:
         if each.lower() not in known:
             runs = f"{runtime.title} runs {collective.name} on {fabric.name}"
-            said = f"found {each}; {runs} by {' or '.join(known)}"
+            said = f"found {each}; {runs} by {' or '.join(known) or 'none: leave it out'}"
             raise InputError(said, where="protocol")
     named = [each for each in fabric.protocols if protocol == "auto" and each in known]
     found = [fabric.under(each) for each in named] or [fabric]

@@ -53,6 +53,9 @@ REFUSED = {
         ("plan ndv2 ndv2/sk1 --collective allgather", "ndv2: found a topology; expected a sketch; leave it out"),
         ("baseline ndv2/sk1 --collective allgather", "NAME: found 'ndv2/sk1'; expected one of ring, "),
         (f"baseline ring {SMALL} -o new.csv", "give a name that ends in .json (taccl convert then writes .csv)"),
+        (f"synthesize {SMALL} --backend highs --policy lp", "--policy: found with the backend highs; it is for dimension-"),
+        (f"baseline ring {SMALL} --no-nvls", "--no-nvls: found with ring; it is for nccl: leave it out"),
+        ("plan ring:4 --collective allgather --sizes 1KB --runtime torch --protocol ll", "by none: leave it out"),
         (f"synthesize {SMALL} --memory-limit 4", "--memory-limit: found 4B; expected at least 1MB, e.g. 4GB"),
         (f"synthesize {SMALL} --spill new", "--spill: only the compiled list scheduler spills"),
         ("bound ring:4 --size 1MB", "--collective: found none"),
@@ -185,7 +188,7 @@ REFUSED = {
         ("sweep ring:4 --collective allreduce --sizes 1MB-1GB", "--sizes: found '1MB-1GB'; expected sizes such as 1KB,1MB, or"),
         (
             "convert schedule.json x.csv --chunk-size 1KB",
-            "neither taccl-schedule nor csv has an option 'chunk_size'",
+            "--chunk-size: schedule.json is neither a program nor an algorithm; leave it out",
         ),
         ("convert missing.json x.csv", "missing.json: there is no such file"),
         ("convert schedule.json schedule.json --to csv", "the file exists; pass --overwrite"),
@@ -212,6 +215,8 @@ REFUSED = {
     ],
     "reorder and probe": [
         ("reorder latency.csv --verify", "latency.csv: found a matrix of pairs; expected a placement, which -o writes"),
+        ("reorder latency.csv --launcher slurm", "--launcher: found without --hostfile; give both, or leave it out"),
+        ("reorder latency.csv --mpich-base x", "--mpich-base: found without --mpich-selection; give both"),
         ("reorder latency.csv --hosts few", "--hosts: found 3 slots for 4 ranks"),
         ("reorder latency.csv --hosts none", "there is no such file"),
         ("reorder latency.csv --algorithm rong", "--algorithm: found 'rong'"),

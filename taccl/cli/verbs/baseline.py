@@ -65,6 +65,8 @@ def run(options: Namespace) -> Answer:
         raise InputError(f"found {options.name!r}; the baseline comes first: {command}", where="NAME")
     options.name = known_name(options.name, names, "NAME")
     is_nccl = bool(matching(options.name, ["nccl"]))
+    if options.no_nvls and options.name not in ("nccl", "best"):
+        raise InputError(f"found with {options.name}; it is for nccl: leave it out", where="--no-nvls")
     if is_nccl and options.protocol == "auto":
         options.protocol = None  # NCCL's model chooses the protocol
     problem = problem_from_options(options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from taccl._internal.names import shown, table
 from taccl.cli.advice import on_command_line
 from taccl.cli.inputs import topology_from_word
-from taccl.cli.options import add_options, option, reader
+from taccl.cli.options import add_options, flag_of, option, reader
 from taccl.cli.output import Answer, picked
 from taccl.errors import InputError, LossyConversionWarning, TacclWarning
 
@@ -79,6 +79,10 @@ def run(options: argparse.Namespace) -> Answer:
                 load_options=load_options, **{**on_the_way, **_as_read(dict(options.set), reading)},
             )  # fmt: skip
         except InputError as error:
+            if error.where in ("options", "load_options"):
+                for name in (each for each in given if f" option {each!r}" in error.message):
+                    said = f"{options.file} is neither a program nor an algorithm; leave it out"
+                    raise InputError(said, where=flag_of(name)) from None
             places = {"format": "--to" if options.to else options.target}
             places |= dict.fromkeys(("options", "load_options"), "--set")
             raise InputError(error.message, where=places.get(error.where or "", error.where)) from None

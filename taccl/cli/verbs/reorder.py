@@ -13,7 +13,17 @@ import taccl
 from taccl._internal.names import first_of, shown, table
 from taccl._internal.units import format_count
 from taccl.cli.inputs import format_in, is_file, program_in, topology_from_word
-from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, positive, reader, refuse
+from taccl.cli.options import (
+    LEAST_S,
+    add_limit,
+    add_options,
+    add_output,
+    option,
+    positive,
+    reader,
+    refuse,
+    was_given,
+)
 from taccl.cli.output import (
     Answer,
     check_output,
@@ -96,6 +106,10 @@ def run(options: argparse.Namespace) -> Answer:
 def _reordered(options: argparse.Namespace) -> Answer:
     refuse(options, ("ranks", "repetitions"), "found without --verify; leave it out")
     check_output(options, *_ORDERS, *_RULES, "plot")
+    if options.hostfile is None and was_given("launcher", options):
+        raise InputError("found without --hostfile; give both, or leave it out", where="--launcher")
+    if options.mpich_selection is None:
+        refuse(options, ("mpich_base",), "found without --mpich-selection; give both, or leave it out")
     if options.mpich_selection is not None and options.mpich_base is None:
         from taccl.runtime.environment import find_library
 

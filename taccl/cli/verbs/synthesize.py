@@ -97,6 +97,9 @@ def run(options: argparse.Namespace) -> Answer:
     if options.output is not None and (options.summary or options.spill is not None):
         said = "found with --summary or --spill, which keep no schedule to write; leave one out"
         raise InputError(said, where="--output")
+    if was_given("policy", options) and options.backend not in ("auto", "dimension-balanced"):
+        said = f"found with the backend {options.backend}; it is for dimension-balanced: leave it out"
+        raise InputError(said, where="--policy")
     if options.spill is not None:
         folder_path(options.spill)
     lists = options.summary or options.spill is not None or options.start is not None
