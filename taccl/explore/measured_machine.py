@@ -37,6 +37,7 @@ from taccl.measure.mismatch import rack_mismatch, without_nvlinks, wrong_ranks
 from taccl.measure.predict import costs_of, known_machines
 from taccl.measure.series import Log, Series
 from taccl.topology.machines import SHAPES
+from taccl.topology.profile_files import machine_of
 from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Topology
 from taccl.topology.transform import subset
@@ -140,6 +141,8 @@ def _word(
 ) -> tuple[str | Topology, list[str]]:
     """The given topology, or the name of the machine or instance type with the GPUs of the log; and notes."""
     word = machine.topology or machine_by_gpus(gpus)
+    if word is None and not gpus and machine.profile is not None and os.path.isfile(machine.profile):
+        word = machine_of(machine.profile)
     if isinstance(word, str) and machine.topology is None and series.num_nodes != 1:
         instance = instance_of(word, named_network)
         if instance:

@@ -135,6 +135,12 @@ class ProfileFile(Table):
 
 
 @reads("profile")
+def machine_of(path: str) -> str:
+    """Name of the machine whose costs a profile file has."""
+    return _contents(path).machine
+
+
+@reads("profile")
 def load_profile(path: str, nominal: Profile) -> Profile:
     """Load the profile of a machine from a file; the profile is named by the file's path.
 
@@ -143,10 +149,7 @@ def load_profile(path: str, nominal: Profile) -> Profile:
     Raises `FormatError` if the file cannot be read. Raises `TopologyError` if it is for
     another machine, has an unknown constant or a beta of 0, or lacks a constant other than an overhead.
     """
-    file = validated(
-        ProfileFile, parse(read_text(path), source=path, exact=True), source=path, error=TopologyError
-    )
-    machine = nominal.machine
+    file, machine = _contents(path), nominal.machine
     if file.machine != machine:
         said = f"found a profile of {file.machine}; expected one of {machine}: give another file"
         raise TopologyError(said, where=f"{path}: machine")
@@ -177,3 +180,8 @@ def load_profile(path: str, nominal: Profile) -> Profile:
             each.constant(f"{name}.launch_us") for name, each in file.launch.runtime.items()
         ),
     )  # fmt: skip
+
+
+def _contents(path: str) -> ProfileFile:
+    text = parse(read_text(path), source=path, exact=True)
+    return validated(ProfileFile, text, source=path, error=TopologyError)

@@ -1,9 +1,12 @@
 """Diagnoses on topologies from files of servers agree with those on machines by name."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import taccl
 from taccl.errors import InputError
+from taccl.explore import measured_machine
 from tests.explore.degraded import CASES, node_log
 from tests.explore.test_diagnose import judged, rates
 from tests.fuzzing import thinned
@@ -299,3 +302,11 @@ def test_files_of_all_nodes_are_diagnosed_and_those_of_one_node_name_the_way_out
         InputError, match="found 16 ranks; .* has 8 here: .*--set nodes=2` makes a file of more"
     ):
         judged(log, topology=str(tmp_path / "1.json"))
+
+
+def test_a_profile_names_the_machine_of_a_log_without_gpus(tmp_path):
+    """The machine of a log that lists no GPUs is that of the given profile file."""
+    path = tmp_path / "mine.toml"
+    path.write_text('machine = "dgx-h100"\n[constants]\n')
+    asked = measured_machine.Machine(None, profile=str(path))
+    assert measured_machine._word(SimpleNamespace(num_nodes=1), asked, (), "") == ("dgx-h100", [])
