@@ -122,7 +122,8 @@ class _Parser(argparse.ArgumentParser):
     def _check_option(self, word: str) -> None:
         name, known = word.partition("=")[0], self._option_string_actions
         if name not in known:
-            near = did_you_mean(name, known)
+            shown = [each for each, action in known.items() if action.help != argparse.SUPPRESS]
+            near = did_you_mean(name, shown)
             for action in self._get_positional_actions():
                 if action.dest == name[2:]:
                     near = f"; give its value alone: {self.prog} {action.metavar or action.dest}"
