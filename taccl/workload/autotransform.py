@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from taccl._internal.arguments import Count, Seconds, checked_as
 from taccl._internal.deadline import Deadline
 from taccl._internal.units import format_count, format_us
-from taccl.errors import WorkloadError
+from taccl.errors import WorkloadError, warn
 from taccl.topology.topology import Topology
 from taccl.workload.costs import Rates
 from taccl.workload.exchange import MOST_CHUNKS, parts_of
@@ -76,8 +76,10 @@ def autotransform(
     options = {"rates": rates, "communication_share": communication_share}
     search = _Search(workload, topology, tiles, Deadline.after(time_limit_s), note, options)
     found = search.schedule(workload, order="in-sequence")
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         search.run()
+    except KeyboardInterrupt:
+        warn("stopped by Ctrl-C; this is the best step so far")
     return search.best or found
 
 

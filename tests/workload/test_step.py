@@ -278,6 +278,20 @@ def test_a_search_without_time_still_overlaps():
     assert [each.tiles for each in found.workload.overlaps] == [4]
 
 
+def test_ctrl_c_keeps_the_best_step_so_far():
+    """Ctrl-C after the second scheduled step returns the better of the two, and a warning says so."""
+    said = []
+
+    def note(text):
+        said.append(text)
+        if len(said) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.warns(taccl.TacclWarning, match="stopped by Ctrl-C; this is the best step so far"):
+        found = autotransform(sums(160, 1), RANKS, note=note)
+    assert (len(said), found.verify().ok) == (2, True)
+
+
 def test_a_search_without_time_is_no_slower_than_the_usual_forms():
     """A search with almost no time returns at least the best of the usual forms, here ZeRO-1.
 
