@@ -84,8 +84,8 @@ def first_of(things: Sequence[object], most: int) -> str:
     return ", ".join(map(str, things[:most])) + (f" and {left_out} more" if left_out > 0 else "")
 
 
-def notes_by_text(named: Iterable[tuple[str, str]], most: int = 3) -> list[str]:
-    """A line for each text of (name, text) pairs, with the names that share it, at most `most` of them.
+def notes_by_text(named: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each text of (name, text) pairs, with the names that share it, at most three of them.
 
     Texts that differ in numbers alone share a line, with the smallest and the largest number.
     """
@@ -99,7 +99,7 @@ def notes_by_text(named: Iterable[tuple[str, str]], most: int = 3) -> list[str]:
         numbers = zip(*map(_NUMBER.findall, texts), strict=True)
         spans = ((min(each, key=float), max(each, key=float)) for each in numbers)
         text = _NUMBER.sub(lambda _: " to ".join(dict.fromkeys(next(spans))), texts[0])  # noqa: B023
-        lines.append(f"{first_of(names, most)}: {text}")
+        lines.append(f"{first_of(names, 3)}: {text}")
     return lines
 
 

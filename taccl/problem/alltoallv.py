@@ -223,9 +223,10 @@ def _pipelined_bytes(topology: Topology, table: Ints) -> int:
     costs = {(topology.holds[row].alpha_us, topology.holds[row].beta_us_per_mb) for row in rows.tolist()}
     betas = [float(beta) / 10**6 for _, beta in costs if beta]
     hidden = [float(alpha / beta) * 10**6 for alpha, beta in costs if beta]
-    if not betas:
+    least_us = borders_of(topology).least_us(table)
+    if not betas or math.isinf(least_us):  # infinite if a rank has data but no links for it
         return 1
-    return int(math.sqrt(borders_of(topology).least_us(table) * max(hidden) / (2 * max(betas))))
+    return int(math.sqrt(least_us * max(hidden) / (2 * max(betas))))
 
 
 @cached

@@ -128,7 +128,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
     )
 
 
-def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
+def concatenate(schedules: Sequence[Schedule], problem: Problem) -> Schedule:
     """Concatenate and re-time schedules: on each resource, sends of one precede all sends of the next.
 
     The schedules may then overlap in time, on different resources.
@@ -149,7 +149,7 @@ def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: st
         starts=np.concatenate(starts),
         group=np.concatenate(groups),
         reduce=np.concatenate([each.reduce for each in schedules]),
-        producer=producer or " + ".join(dict.fromkeys(each.producer for each in schedules)),
+        producer=" + ".join(dict.fromkeys(each.producer for each in schedules)),
     )
 
 

@@ -14,6 +14,7 @@ from taccl.problem.alltoallv import (
     skewed_sizes,
 )
 from taccl.topologies import dgx_h100, ndv2, ring
+from tests.synthesis.small_problems import linked
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,15 @@ def test_alltoallv_refuses(sizes, word):
     """Matrices of other shapes are refused, and negative, fractional or too large sizes."""
     with pytest.raises(CollectiveError, match=word):
         alltoallv_problem(ring(3), sizes)
+
+
+@pytest.mark.parametrize("alpha_us", [0, 1])
+def test_data_of_a_rank_without_links_are_refused_by_the_search(alpha_us):
+    """Rank 1 has no link to another rank; the problem is made, and the search names a chunk without a path."""
+    topology = linked("to 1", [0, 0, 0], [(0, 1), (0, 2), (2, 1)], alpha_us=alpha_us, beta_us_per_mb=1)
+    problem = taccl.alltoallv_problem(topology, [[0, 0, 7], [100_000, 0, 0], [0, 0, 0]])
+    with pytest.raises(InputError, match="cannot reach a rank that wants it"):
+        taccl.synthesize(problem, time_limit_s=1)
 
 
 def test_the_data_of_a_pair_are_cut_into_equal_chunks():
