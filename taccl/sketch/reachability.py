@@ -49,7 +49,7 @@ def check_reachable(problem: Problem) -> None:
     every destination. A `SketchError` names the clause that forbids the path; a `TopologyError` says that
     there is no path even without the sketch.
     """
-    for demand in () if _joins_everything(problem) or _all_arrive(problem) else unmet(problem):
+    for demand in () if _joins_everything(problem) else unmet(problem):
         raise _explained(problem, demand)
 
 
@@ -152,6 +152,12 @@ def _demand_key(problem: Problem, chunk: int) -> Hashable:
 
 def unmet(problem: Problem) -> Iterator[Need]:
     """Yield required deliveries that are impossible, each with only the ends that cannot be reached."""
+    if not _all_arrive(problem):
+        yield from _unmet_demands(problem)
+
+
+def _unmet_demands(problem: Problem) -> Iterator[Need]:
+    """Required deliveries as in `unmet`, by a search for each of `demands`."""
     known: dict[Hashable, Set[int]] = {}
     for demand in demands(problem):
         kind = demand.starts, demand.reducing, id(problem.open_links(demand.chunk, reducing=demand.reducing))

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -355,6 +356,21 @@ class TestBaseline:
         code, out, err = run("baseline", name, *SMALL)
         assert (code, "verified" in out) == (0, True)
         assert "stopped by the time limit; this is the fastest baseline so far" in err
+
+    def test_a_baseline_ends_at_the_limit_with_the_form_that_is_complete(self, run, monkeypatch):
+        """A baseline whose further forms take long is returned in its first form once the time is spent."""
+        ring = taccl.baselines.BASELINES["ring"]
+
+        def lingering(*args, **options):
+            found, until_s = ring(*args, **options), time.monotonic() + 60
+            while time.monotonic() < until_s:
+                time.sleep(0.001)
+            return found
+
+        monkeypatch.setattr("taccl.cli.verbs.baseline._SCHEDULE_SHARE", 0.0)
+        monkeypatch.setitem(taccl.baselines.BASELINES, "ring", lingering)
+        code, out, err = run("baseline", "ring", *SMALL)
+        assert (code, "verified" in out, "stopped by the time limit" in err) == (0, True, True)
 
     @pytest.mark.parametrize("name", ["best", "ring"])
     def test_ctrl_c_keeps_the_fastest_baseline_so_far(self, run, monkeypatch, name):

@@ -14,7 +14,7 @@ from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
 from taccl.sketch.library import load_sketch
-from taccl.sketch.reachability import _all_arrive, check_reachable, unmet, with_moved_roots
+from taccl.sketch.reachability import _all_arrive, _unmet_demands, check_reachable, with_moved_roots
 from taccl.sketch.sketch import Sketch
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
@@ -218,7 +218,7 @@ def random_problem(random):
 def test_a_search_for_all_chunks_that_are_alike_agrees_with_one_for_each(seed):
     """Chunks with equal starts and links share a search and the links; random clauses admit some of them."""
     problem = random_problem(Random(seed))
-    assert _all_arrive(problem) == (not any(unmet(problem)))
+    assert _all_arrive(problem) == (not any(_unmet_demands(problem)))
     for reducing in (False, True):
         number, masks = problem.open_link_sets(reducing=reducing)
         for c in range(problem.collective.num_chunks):

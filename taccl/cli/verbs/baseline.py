@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
+from functools import partial
 
 import taccl
 from taccl._internal.arguments import known_name
@@ -168,7 +169,7 @@ def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) ->
     A number of chunks that the options give is kept. While there is no schedule, the time limit may be
     exceeded by up to ``budget.late_s``, as by a synthesis, except for nccl.
     """
-    from taccl.baselines.chunking import soonest_so_far
+    from taccl.baselines.chunking import built_within, soonest_so_far
 
     if matching(name, ["nccl"]):
         with deadline.enforced():
@@ -181,8 +182,9 @@ def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) ->
                 left_s = max(LEAST_S, limit.left_s)
                 found = taccl.baselines.best(problem, cut=problem.chunks_open, time_limit_s=left_s)
             else:
-                known = [taccl.baselines.baseline(name, problem, cut=False)]
-                found = known[0]
+                make = partial(taccl.baselines.baseline, name, problem, cut=False)
+                found = built_within(problem, make, limit) or make()
+                known = [found]
                 with suppress(OutOfTime), limit.enforced():
                     found = taccl.baselines.baseline(name, problem) if problem.chunks_open else found
     except KeyboardInterrupt:

@@ -40,8 +40,8 @@ _TABLES = {
 }  # fmt: skip
 #: Max chunks times links for which the effect of a clause is determined chunk by chunk.
 _MOST_ASKED = 1_000_000
-#: CPU seconds to find symmetries to advise, even if time is up.
-_HINTS_S = 0.3
+#: CPU seconds for effects of clauses and for symmetries to advise, even if time is up.
+_LATE_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class ClauseReport:
     - ``"unused"``: it has no effect.
     - ``"binds"``: schedules must obey it.
     - ``"guides"``: it only affects the search.
+    - ``"unknown"``: time did not suffice to determine its effect.
     """
 
     clause: str  # field of the clause, e.g. "internode.relays" or "symmetry[0]"
@@ -131,7 +132,7 @@ class SketchReport:
             lines.append(f"    the smallest change: {self.change}")
         width = max((len(each.clause) for each in self.clauses), default=0)
         for each in self.clauses:
-            lines.append(f"  {each.clause:<{width}}  {each.verdict:<6}  {each.effect}")
+            lines.append(f"  {each.clause:<{width}}  {each.verdict:<7}  {each.effect}")
         return "\n".join(lines + [f"  hint: {hint}" for hint in self.hints])
 
 
@@ -193,16 +194,17 @@ def check_sketch(
             num_unreachable=missed,
         )
     bound = bound_until(problem, deadline)
+    until = Deadline(deadline).at_least(busy_factor() * _LATE_S)
     return SketchReport(
         name=guide.name,
         usable=not check.wrong,
-        clauses=check.reports(lambda name: check.effect(name, bound.bound_us, deadline)),
+        clauses=check.reports(lambda name: check.effect(name, bound.bound_us, until)),
         bound_us=bound.bound_us,
-        free_us=bound_by(check.apply(*_clause_names(guide)), deadline),
+        free_us=None if until.has_passed else bound_by(check.apply(*_clause_names(guide)), deadline),
         divisible_us=bound_by(problem, deadline, divisible=True),
         limits=bound.limits,
         scope=bound.scope,
-        hints=check.hints(Deadline(deadline).at_least(busy_factor() * _HINTS_S)),
+        hints=check.hints(until),
     )
 
 
@@ -261,8 +263,10 @@ class _Check:
             return ClauseReport(name, "binds", "without it some chunks still cannot reach their destinations")
         return ClauseReport(name, "blocks", "without it every chunk can reach its destinations")
 
-    def effect(self, name: str, bound_us: float, deadline: float) -> ClauseReport:
+    def effect(self, name: str, bound_us: float, until: Deadline) -> ClauseReport:
         """Effect of a clause in a sketch that admits a schedule."""
+        if until.has_passed:
+            return ClauseReport(name, "unknown", "not determined: the time limit was reached")
         try:
             without = self.apply(name)
         except SketchError as error:  # other clauses depend on this one
@@ -283,7 +287,7 @@ class _Check:
                     name, "guides", "guides the search, without binding schedules", bound_us, 0.0
                 )
             return ClauseReport(name, "unused", "redundant: other clauses forbid the same", bound_us, 0.0)
-        cost = price(bound_us, name, without, deadline)
+        cost = price(bound_us, name, without, until.at_s)
         if cost is None:
             return ClauseReport(name, "binds", "not bounded: the time limit was reached")
         if cost.difference_us <= 0:

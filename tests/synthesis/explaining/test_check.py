@@ -168,6 +168,16 @@ def test_the_report_reads_as_a_table(ndv2):
     assert "\n  internode.connections  binds " in text
 
 
+def test_effects_are_unknown_once_time_is_up(ndv2, monkeypatch):
+    """Without time, a clause has the verdict unknown, and the bound of the sketch is still given."""
+    monkeypatch.setattr("taccl.synthesis.explaining.check._LATE_S", 0.0)
+    given = sketch(internode={"connections": {"0": [1]}})
+    report = taccl.check_sketch(given, ndv2, "allgather", chunk_size="1MB", time_limit_s=1e-6)
+    assert {each.verdict for each in report.clauses} == {"unknown"}
+    assert "not determined: the time limit was reached" in repr(report)
+    assert report.usable and report.bound_us > 0
+
+
 @pytest.mark.slow
 def test_the_report_as_plain_values(ndv2):
     """`to_dict` has every figure and clause of the report."""
