@@ -63,8 +63,10 @@ _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
 #: `_MOST_REPLAYED`: max messages to simulate (about 0.15 s), except for a schedule whose plan is poor.
+#: `_MOST_PIPED`: max messages to simulate on chains or trees whose plan is poor (about 0.4 s). Fewer pieces
+#: than are on their way at once would be extrapolated at too low a rate.
 #: `_FEWEST_PIECES`, `_FEWEST_STEPS`: min pieces or steps of rings to simulate, despite `_MOST_REPLAYED`.
-_MOST_REPLAYED, _FEWEST_PIECES, _FEWEST_STEPS = 20_000, 2, 4
+_MOST_REPLAYED, _MOST_PIPED, _FEWEST_PIECES, _FEWEST_STEPS = 20_000, 50_000, 2, 4
 
 
 class Prediction(NamedTuple):
@@ -152,6 +154,7 @@ def _piped_us(lanes: Lanes) -> float:
         found.append(first_us + (pieces - 1) * plan.period_us)
         if pieces > few and not _is_poor(plan, lanes, mb, pieces):
             return found[0]
+    few = max(few, _MOST_PIPED // lanes.turns.size)
 
     def simulated_us(num: int, plan: Plan | None) -> float:
         topology, columns = lanes.problem.topology, sends_of_pieces(num * len(lanes.hops), lanes, plan)
