@@ -132,7 +132,7 @@ class SketchReport:
             lines.append(f"    the smallest change: {self.change}")
         width = max((len(each.clause) for each in self.clauses), default=0)
         for each in self.clauses:
-            lines.append(f"  {each.clause:<{width}}  {each.verdict:<7}  {each.effect}")
+            lines.append(f"  {each.clause:<{width}}  {each.verdict:<6}  {each.effect}")
         return "\n".join(lines + [f"  hint: {hint}" for hint in self.hints])
 
 
