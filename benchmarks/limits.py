@@ -10,6 +10,7 @@ Examples
 --------
     python -m benchmarks.limits                                # limits of 1, 2, 5 and 15 s beside 4 processes
     python -m benchmarks.limits --limit 5 --only plan
+    python -m benchmarks.limits --limit 2 --imitate 2.5        # an imitated load; see benchmarks.load_clock
     python -m benchmarks.limits --output benchmarks/results/limits.json
 """
 
@@ -26,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.load_clock import SECONDS
 from benchmarks.report import parser_of, shown, summed_up, wanted
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--limit", type=float, action="append", help="seconds; more than once for several")
     parser.add_argument("--busy", type=int, default=4, help="processes beside each verb")
+    parser.add_argument("--imitate", type=float, help="seconds per CPU second, in place of busy processes")
     parser.add_argument("--only", action="append", help="a part of a command")
     options = parser.parse_args(argv)
     verbs = [(command, limited_by) for command, limited_by in VERBS if wanted(command, options.only)]
@@ -93,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         _schedule(folder)
         _log(folder)
-        with _busy(options.busy):
+        with _busy(0 if options.imitate else options.busy):
             asked = (
-                _row(command, limited_by, limit_s, folder, baselines_us[command])
+                _row(command, limited_by, limit_s, folder, baselines_us[command], options.imitate)
                 for command, limited_by in verbs
                 for limit_s in options.limit or (1.0, 2.0, 5.0, 15.0)
             )
@@ -151,17 +154,26 @@ def _busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def _row(command: str, limited_by: str, limit_s: float, folder: str, baseline_us: float | None) -> Row:
-    """Row of one verb under one limit: wall and CPU seconds, lateness, and the files in its folder."""
+def _row(
+    command: str, limited_by: str, limit_s: float, folder: str, baseline_us: float | None,
+    imitated: float | None,
+) -> Row:  # fmt: skip
+    """Row of one verb under one limit: wall and CPU seconds, lateness, and the files in its folder.
+
+    - `imitated`: Factor of a load clock, whose seconds then count; None for the wall clock.
+    """
     words = shlex.split(command.format(folder=folder))
     extra = ["--overwrite"] if "-o" in words else []
     extra += [] if baseline_us is None else ["--json"]
     before, began = os.times(), time.monotonic()
+    module = ["taccl"] if imitated is None else ["benchmarks.load_clock", f"{imitated:g}"]
     done = subprocess.run(
-        [sys.executable, "-m", "taccl", *words, limited_by, f"{limit_s:g}", *extra],
+        [sys.executable, "-m", *module, *words, limited_by, f"{limit_s:g}", *extra],
         capture_output=True, text=True, timeout=20 * (limit_s + _SPARE_S),
     )  # fmt: skip
     took_s, after = time.monotonic() - began, os.times()
+    if imitated is not None:
+        took_s = float(done.stderr.rpartition(SECONDS)[2])
     cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
     left = [each.name for each in Path(folder).iterdir() if each.name.endswith((".tmp", ".old"))]
     late = ["LATE"] * (took_s > limit_s + _SPARE_S)

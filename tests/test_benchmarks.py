@@ -1,6 +1,8 @@
 """Benchmarks of time limits, of the training steps of Themis, and of unseen logs."""
 
 import json
+import threading
+import time
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from benchmarks import scale
 from benchmarks.constants import SOURCE_OF, costs_without
 from benchmarks.limits import VERBS as MEASURED
+from benchmarks.load_clock import LoadClock
 from benchmarks.themis import DATA, groups, iteration
 from benchmarks.unseen import CASES, PUBLISHED, published, series_of, us_of
 from taccl.cli.command import build_parser
@@ -197,3 +200,16 @@ def test_stored_rows_of_the_scale_benchmark_are_printed_and_stay(words, tmp_path
     monkeypatch.setattr("sys.argv", ["scale", "--stored", "--output", str(output)])
     scale.main()
     assert json.loads(output.read_text())["rows"] == rows[:1]
+
+
+def test_a_load_clock_follows_the_cpu_time_of_the_process():
+    """On a machine on which a second of CPU takes 1000 s, waits of 0.5 s end after 0.5 ms of CPU."""
+    clock, condition = LoadClock(1000.0), threading.Condition()
+    spent_s = time.process_time()
+    assert clock() >= 1000 * spent_s  # CPU time of earlier worker processes counts, too
+    ran_ns, waited_ns = clock.run_times()
+    assert waited_ns == 999 * ran_ns
+    with condition:
+        began_s = clock()
+        assert not clock.waiting(threading.Condition.wait)(condition, 0.5)
+    assert clock() - began_s >= 0.5
