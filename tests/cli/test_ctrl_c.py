@@ -60,6 +60,17 @@ def test_costs_so_far_are_kept(run_json, interrupted_in):
     assert (code, len(values["costs"]), len(values["unpriced"])) == (0, 1, 4)
 
 
+@pytest.mark.slow
+def test_a_check_so_far_is_kept(run, interrupted_in):
+    """Ctrl-C during the bound of a sketch that is checked keeps the verdicts on its clauses."""
+    interrupted_in("taccl.synthesis.explaining.check", "bound_until")
+    words = ("suggest", "ndv2", "--nodes", 2, "--collective", "allgather", "--check", "ndv2/sk1")
+    code, out, err = run(*words)
+    assert (code, out.startswith("ndv2-sk1 can be used")) == (0, True)
+    assert "internode.connections  binds   not bounded: time was up" in out
+    assert "stopped by Ctrl-C; this is the check so far" in err
+
+
 def test_a_change_so_far_is_kept(run, interrupted_in):
     """Ctrl-C while the smallest change is sought removes whole clauses, and the exit code remains 1."""
     interrupted_in("taccl.synthesis.explaining.clashes", "solve")

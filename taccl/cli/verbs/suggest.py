@@ -127,7 +127,8 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
         chosen = under_asked_protocol(applied, options.protocol, options.deadline)
         topology, notes = chosen.topology, list(chosen.notes[len(applied.notes) :])
     left_s = max(LEAST_S, options.deadline.left_s)
-    report = taccl.check_sketch(sketch, topology, collective, time_limit_s=left_s, **given)
+    with ended_by_ctrl_c(options.deadline, "this is the check so far"):
+        report = taccl.check_sketch(sketch, topology, collective, time_limit_s=left_s, **given)
     complaint = "" if report.usable else "the sketch cannot be used as it is"
     text = "\n".join([repr(report).removeprefix("SketchReport: "), *note_lines(notes)])
     return Answer(text, report.to_dict(), complaint)

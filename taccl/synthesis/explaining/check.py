@@ -289,7 +289,7 @@ class _Check:
             return ClauseReport(name, "unused", "redundant: other clauses forbid the same", bound_us, 0.0)
         cost = price(bound_us, name, without, until.at_s)
         if cost is None:
-            return ClauseReport(name, "binds", "not bounded: the time limit was reached")
+            return ClauseReport(name, "binds", "not bounded: time was up")
         if cost.difference_us <= 0:
             return ClauseReport(name, "binds", "costs nothing visible in the bound", cost.bound_us, 0.0)
         percent = f" ({cost.percent:.2f}%)" if cost.bound_us else ""
