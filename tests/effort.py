@@ -91,7 +91,7 @@ def shorten_mixes(patch: pytest.MonkeyPatch) -> None:
     A mixed plan is from a brief run of annealing, and a mix of trees from the brief sweeps alone.
     """
     patch.setattr("taccl.baselines.multiplying_mixes._RUNS", ((1000, 0.02),))
-    patch.setattr("taccl.baselines.multiplying_mixes._MORE_RUNS", ())
+    patch.setattr("taccl.baselines.multiplying_mixes._MORE_CHAINS", ())
     patch.setattr("taccl.baselines.multiplying_mixes._MILD_RUNS", ((1000, 0.002),))
     patch.setattr("taccl.baselines.tree_mixes._LONG", 3)
     patch.setattr("taccl.baselines.tree_mixes._FEW_SENDS", 0)

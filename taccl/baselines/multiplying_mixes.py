@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from functools import lru_cache
-from itertools import accumulate, compress, pairwise
+from itertools import accumulate, compress, count, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl._internal.caching import cached
@@ -44,15 +44,19 @@ PAYS = 0.997
 _MOST_PARTS, _EQUAL_PARTS, _LEAST_EACH = 20, (1, 2, 4, 8), 4
 #: Divided forms of a plan are tried in equal parts if the plan takes at most this multiple of the best time.
 _NEAR = 1.1
-#: Runs of simulated annealing, as arguments of `Run`. 1,000 moves need 2 to 4 ms of CPU.
-#: `_RUNS`: the first run starts from equal parts; a later run starts from the best mix so far. The last one
-#: delays steps, which gains up to 0.8 %.
-#: `_MORE_RUNS`: runs of a search that has time left; they gain up to 1 %.
-#: `_MILD_RUNS`: runs that start from the best mix, cut into finer chunks.
+#: Chains of runs of simulated annealing, as arguments of `Run`. 1,000 moves need 2 to 6 ms of CPU.
+#: `_RUNS`: chain from equal parts; each run starts from the best mix of its chain. Delays of steps gain up to
+#: 0.8 %.
+#: `_MORE_CHAINS`: further chains of a search that has time left; they gain up to 1 %. All start from equal
+#: parts, but the last one starts from the best mix.
+#: `_MILD_RUNS`: chain from the best mix, cut into finer chunks.
 #: `_GREEDY_SHARE`: a greedy mix competes after the first run unless this run ends at less than this share of
 #: its start, as greedy mixes usually gain at most 2 %.
 _RUNS = (20_000, 0.005, False), (40_000, 0.02, False), (60_000, 0.005, False), (60_000, 0.005, True)
-_MORE_RUNS = ((150_000, 0.01, True), (150_000, 0.005, True)) * 3
+_MORE_CHAINS = (
+    *(((60_000, 0.005, False), (150_000, 0.01, True)),) * 2,
+    ((150_000, 0.01, True), (150_000, 0.005, True)),
+)
 _MILD_RUNS, _GREEDY_SHARE = ((100_000, 0.002, False),), 0.985
 
 
@@ -268,7 +272,7 @@ def best_mix(
     - `first`: Times in the chunks in which equal parts are compared and plans chosen; default: `times`.
     - `like`: Good mixed plan of the same problem, perhaps in other chunks, from which the search starts.
     - `until`: Deadline after which the search ends.
-    - `patient`: True for further runs of annealing (`_MORE_RUNS`).
+    - `patient`: True for further chains of annealing (`_MORE_CHAINS`).
     - `is_mild`: True for one run at a low temperature (`_MILD_RUNS`).
     """
     from taccl.baselines.multiplying_annealing import Annealing, Run  # it loads kernels
@@ -286,16 +290,22 @@ def best_mix(
         plans = _insertable(times, first)
         least = mixes.least(plans, mixes.num_chunks)
         annealing = Annealing(times, mixes.resources, plans, most_parts=_MOST_PARTS, until=until)
-        runs = _MILD_RUNS if is_mild else (*_RUNS, *_MORE_RUNS) if patient else _RUNS
-        for seed, run in enumerate(runs):
-            if mixes.finish(best) <= least:
-                break
-            start = [(each.part, each.size, each.delay) for each in best]
-            parts = annealing.improved(start, Run(*run), seed)
-            best = min(best, [mixes.timed(*each) for each in parts], key=mixes.finish)
-            gains_more = seed or like is not None or mixes.finish(best) < _GREEDY_SHARE * before
-            if not (gains_more or until.has_passed):
-                best = min(best, _greedy(times, first)[1], key=mixes.finish)
+        chains = (_MILD_RUNS,) if is_mild else (_RUNS, *_MORE_CHAINS) if patient else (_RUNS,)
+        start, seeds = best, count()
+        for chain in chains:
+            mix = best if chain is chains[-1] else start
+            for run in chain:
+                if mixes.finish(best) <= least:
+                    break
+                seed = next(seeds)
+                parts = annealing.improved(
+                    [(each.part, each.size, each.delay) for each in mix], Run(*run), seed
+                )
+                mix = min(mix, [mixes.timed(*each) for each in parts], key=mixes.finish)
+                gains_more = seed or like is not None or mixes.finish(mix) < _GREEDY_SHARE * before
+                if not (gains_more or until.has_passed):
+                    mix = min(mix, _greedy(times, first)[1], key=mixes.finish)
+                best = min(best, mix, key=mixes.finish)
     return _plan_of(best)
 
 
