@@ -9,28 +9,35 @@ from contextvars import ContextVar
 
 from taccl._internal.deadline import run_times
 
-#: Wall-clock seconds for which a busy machine delayed the work before the current task; see `delayed`.
-_DELAY_S: ContextVar[float] = ContextVar("delay_s", default=0.0)
+#: (`delay_s`, `late_s`) of the current task; see `delayed`.
+_DELAYS_S: ContextVar[tuple[float, float]] = ContextVar("delays_s", default=(0.0, 0.0))
 
 
 @contextmanager
-def delayed(began_s: float) -> Iterator[None]:
+def delayed(began_s: float, late_s: float = 0.0) -> Iterator[None]:
     """Context of a task whose time limit counts from `began_s`, the start of this program.
 
     Its `delay_s` is then the time since, as far as this thread waited for a core.
+
+    - `late_s`: Seconds by which the time limit of the task exceeds that of the program.
     """
     times = run_times()
     waited_s = 0.0 if times is None else times[1] / 1e9
-    token = _DELAY_S.set(min(waited_s, time.monotonic() - began_s))
+    token = _DELAYS_S.set((min(waited_s, time.monotonic() - began_s), late_s))
     try:
         yield
     finally:
-        _DELAY_S.reset(token)
+        _DELAYS_S.reset(token)
 
 
 def delay_s() -> float:
     """Seconds for which a busy machine delayed the start of the current task; 0 outside `delayed`."""
-    return _DELAY_S.get()
+    return _DELAYS_S.get()[0]
+
+
+def late_s() -> float:
+    """Seconds by which the current task's time limit exceeds that of the program; 0 outside `delayed`."""
+    return _DELAYS_S.get()[1]
 
 
 def process_began_s() -> float:

@@ -87,7 +87,7 @@ TABLE: dict[str, Baseline] = {
         hierarchical, place=2, build_s=0.45, pairs_s=0.15, finer_chunks="both", spreads=True
     ),
     "dimension-balanced": Baseline(dimension_balanced, pairs_s=0.02, finer_chunks="all"),
-    "pairwise": Baseline(pairwise, turn=-1, place=3, pairs_place=1, build_s=0.1),
+    "pairwise": Baseline(pairwise, turn=-1, place=3, pairs_place=1, build_s=0.1, pairs_s=0.03),
     "one-shot": Baseline(one_shot, turn=1, place=9, build_s=0.12, names_contributions=True),
     "multiplying": Baseline(
         multiplying,

@@ -158,6 +158,7 @@ class Options:
     - `start`: Verified schedule of the problem to start from, in its own chunks; None for no such schedule.
     - `began_s`, `ends_s`: Start and time limit of the synthesis on the clock of `time.monotonic`.
     - `delay_s`: Seconds before the start for which a busy machine delayed the program.
+    - `late_s`: Seconds by which `ends_s` is later than the time limit of the program.
     """
 
     backend: str = "auto"
@@ -178,6 +179,7 @@ class Options:
     began_s: float = field(default_factory=lambda: time.monotonic())
     ends_s: float = math.inf
     delay_s: float = 0.0
+    late_s: float = 0.0
 
     @property
     def keeps_sends(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, Share, checked, known_word
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor, num_cores
 from taccl._internal.garbage import rarely_collected
-from taccl._internal.program_start import delay_s
+from taccl._internal.program_start import delay_s, late_s
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
 from taccl.analysis.certificates.scopes import share_bound_over_all_chunkings
@@ -183,7 +183,7 @@ def synthesize(
         backend, sketch, threads or num_cores(), seed, memory_limit_mb, log, observer, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy, in_network, idle_share,
         None if start is None else checked_start(problem, start), began_s,
-        began_s + time_limit_s, delay_s(),
+        began_s + time_limit_s, delay_s(), late_s(),
     )  # fmt: skip
     checked_s = time.monotonic()
     limit = replace(began, at_s=began_s + time_limit_s)

@@ -68,6 +68,7 @@ def test_without_run_times_a_program_began_its_cpu_time_ago(tmp_path, monkeypatc
 def test_a_start_is_delayed_while_its_thread_waits_for_a_core(run_times, waited_s, began_ago_s, delay_s):
     """Only waiting since the start counts, so that a long-lived program has no delay."""
     run_times(1.0, waited_s)
-    with program_start.delayed(time.monotonic() - began_ago_s):
+    with program_start.delayed(time.monotonic() - began_ago_s, 0.5):
         assert program_start.delay_s() == pytest.approx(delay_s, abs=0.1)
-    assert program_start.delay_s() == 0
+        assert program_start.late_s() == 0.5
+    assert program_start.delay_s() == program_start.late_s() == 0

@@ -120,7 +120,8 @@ def run(options: argparse.Namespace) -> Answer:
     known = options.parameters
     parameters = taccl.SearchParameters.load(known) if known else taccl.SearchParameters()
     left_s = options.deadline.left_s - _REST_SHARE * options.time_limit
-    with progress_shown(wanted=not options.log) as progress, delayed(options.began_s):
+    late_s = max(0.0, time.monotonic() + LEAST_S - options.deadline.at_s)
+    with progress_shown(wanted=not options.log) as progress, delayed(options.began_s, late_s):
         result = taccl.synthesize(
             problem, **picked(options, "backend", "policy", "threads", "seed", "log", "in_network"),
             sketch="none" if options.no_sketch else "auto", time_limit_s=max(LEAST_S, left_s),

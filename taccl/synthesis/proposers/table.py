@@ -65,7 +65,7 @@ from taccl.topology.recognise import grid_of
 #: `_LEAST_ROOT_S`: min CPU seconds for baselines in finer chunks if all data starts or ends at one rank.
 #: `_MOST_LATE_S`: max seconds past the time limit for baselines before the search and the verb's end.
 #: `_END_S`, `_END_S_PER_LINK`: CPU seconds at the end, to bound, to verify and to print.
-_LEAST_ROOT_S, _MOST_LATE_S, _END_S, _END_S_PER_LINK = 0.5, 1.7, 0.08, 0.7e-5
+_LEAST_ROOT_S, _MOST_LATE_S, _END_S, _END_S_PER_LINK = 0.5, 1.7, 0.08, 1e-5
 #: Trials of numbers of chunks precede spanning trees if they take at most about 2 s of CPU.
 #: `_TRIAL_HOPS`: max hops of all trials.
 #: `_TRIAL_S`: min seconds left on an idle machine.
@@ -140,7 +140,7 @@ def _from_one_rank_first(search: Search) -> Search | None:
 def _most_late_s(search: Search) -> float:
     """Max seconds past the time limit for baselines: what the end of the verb leaves of `_MOST_LATE_S`."""
     end_s = _END_S + _END_S_PER_LINK * len(search.problem.topology.links)
-    return max(0.0, _MOST_LATE_S - busy_factor() * end_s)
+    return max(0.0, _MOST_LATE_S - search.options.late_s - busy_factor() * end_s)
 
 
 def _has_groups(problem: Problem) -> bool:
