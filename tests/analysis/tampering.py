@@ -23,6 +23,7 @@ from taccl.analysis.certificates.node_exit import NodeExit
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.rail_exchange import RailExchange
+from taccl.analysis.certificates.server_time import ServerTime
 from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.analysis.certificates.sum_flow import SumFlow
 from taccl.analysis.certificates.throughput import NodeData
@@ -106,6 +107,12 @@ def _flow_time(problem: Problem, rng: random.Random) -> Witness:
     return FlowTime(rng.randrange(num_ranks), rng.randrange(num_ranks), *resources, prices)
 
 
+def _server_time(problem: Problem, rng: random.Random) -> Witness:
+    num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
+    resources = [tuple(rng.sample(range(num_resources), num_resources)) for _ in range(2)]
+    return ServerTime(rng.randrange(num_ranks), *resources, Fraction(rng.randrange(13), 12))
+
+
 def _link_time(problem: Problem, rng: random.Random) -> Witness:
     steps, num_ranks = rng.randint(1, 9), problem.topology.num_ranks
     places = tuple(
@@ -174,6 +181,7 @@ _WELL_FORMED = {
     SpreadTail: _spread_tail,
     Dissemination: _dissemination,
     FlowTime: _flow_time,
+    ServerTime: _server_time,
     LinkTime: _link_time,
     HubTime: _hub_time,
     ExchangeTime: _exchange_time,

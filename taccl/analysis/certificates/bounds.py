@@ -35,6 +35,7 @@ from taccl.analysis.certificates.node_exit import node_exit_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.rail_exchange import rail_exchange_bounds
+from taccl.analysis.certificates.server_time import server_time_bounds
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.sum_flow import sum_flow_bounds
 from taccl.analysis.certificates.switch_counting import switch_counting
@@ -93,6 +94,7 @@ WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
 ]  # fmt: skip
 ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     flow_time_bounds,
+    server_time_bounds,
     byte_counting_bounds,
     node_sum_bounds,
     sum_flow_bounds,

@@ -90,7 +90,7 @@ def hub_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
         return
     facts = Facts(problem, divisible=True, in_network=False)
     port = port_of(facts, facts.allowed)
-    if port is None:
+    if port is None or _MOST_HOPS * (port.alpha + port.idle) <= demand.known:
         return
     shrunk = min(1.0, (8 / num_ranks) ** 0.5)
     what = f"sums of {num_ranks} ranks, which hubs receive one send after another"
