@@ -241,3 +241,13 @@ def test_paths_of_sums_stay_short_under_release_dates():
     )
     timed = dates.invert(found)
     assert (found.finish, timed.finish) == (2, 11) and taccl.verify(timed).ok
+
+
+def test_named_sums_over_links_of_several_sources_start_after_all_dates():
+    """Ranks 1 and 2 send their sum over one link to rank 0, which has its contribution from 5 us on."""
+    topology = linked("joined", [0, 0, 0], [((1, 2), 0, 0, 1), (0, 1, 0, 1)])
+    problem = problem_of(topology, custom(3, [([0, 1, 2], [0])], combining=True))
+    dates = ReleaseDates.apply(replace(problem, release_us=((0, 0, 5),)))
+    found = make_schedule(dates.part, chunk=[0], link=[0], start=[0], contributions=[(1, 2)])
+    timed = dates.invert(found)
+    assert (found.finish, timed.finish) == (1, 6) and taccl.verify(timed).ok

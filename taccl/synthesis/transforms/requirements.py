@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from taccl._internal.arrays import distinct
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NoSolutionError
 from taccl.problem.problem import Problem
@@ -85,10 +86,12 @@ class ReleaseDates(Transform):
 
         Without names, exchanged sums may wait for each other, or carry other contributions than before. With
         names, they may have come to a rank over more links by the time when they are sent on (`max_hops`).
+        Named sums over links of several sources cannot be re-timed, nor can updates be named.
         """
         with suppress(ValueError):
             yield released(self.problem, schedule)
-        if self.problem.collective.sums_up and not self.problem.collective.updates:
+        several = any(len(self.problem.topology.links[e].srcs) > 1 for e in distinct(schedule.link).tolist())
+        if self.problem.collective.sums_up and not (self.problem.collective.updates or several):
             yield released(self.problem, naming_contributions(schedule, schedule.problem))
         columns, last = schedule.columns, max(self.problem.release_ticks.values(), default=0)
         columns |= {name: columns[name] + last for name in ("start", "end")}
