@@ -64,6 +64,16 @@ def test_latency_starts_at_the_nearest_origin():
     assert bound.bound == 2
 
 
+def test_a_latency_of_0_does_not_say_that_all_data_are_there():
+    """Divisible data over links without latency have no latency; only data that need no send are there."""
+    for ends, limits in (
+        ([1], "no cause that was found"),
+        ([0], "nothing: every rank holds its data at the start"),
+    ):
+        claim = latency(NeededSends(problem_of(full(2), custom(2, [([0], ends)]))), divisible=True)
+        assert (claim.ticks, claim.limits) == (0, limits)
+
+
 def test_a_sum_waits_for_its_farthest_contribution():
     """A reduce to rank 0 needs rank 2's contribution, two hops of 2 us away."""
     assert lower_bound(problem_of(ring(5), collectives.reduce(5))).bound == 4

@@ -211,7 +211,7 @@ class Certificate:
         The bound in microseconds, exact.
     kind : str
         Kind of argument, such as ``"latency"`` or ``"throughput"``, of those that `kinds_of_bounds` lists;
-        ``"none"`` if nothing must be sent.
+        ``"none"`` if nothing must be sent, or no bound above 0 was found.
     limits : str
         One sentence that names the bottleneck.
     witness : Witness, optional

@@ -59,8 +59,9 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
     Only some chunks are examined above `_MOST_RANKS_TIMED` ranks, or after `limit`, a time of
     `time.monotonic`.
     """
-    best = Claim(0, "nothing: every rank holds its data at the start", None)
     distances, collective = demand.distances, demand.problem.collective
+    met, unknown = "nothing: every rank holds its data at the start", "no cause that was found"
+    best = Claim(0, met if collective.is_met else unknown, None)
     is_large = demand.topology.num_ranks > _MOST_RANKS_TIMED
     needs_all = demand.sums_for_all or collective.derivations or demand.problem.clauses.path_limit
     if is_large and (needs_all or not demand.single_ended):
