@@ -11,6 +11,8 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NumericsWarning, VerificationError
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses, Problem
 from taccl.schedule.schedule import make_schedule
@@ -31,6 +33,7 @@ from tests.analysis.valid_schedules import (
     unequal_chunks,
 )
 from tests.effort import cpu_s
+from tests.synthesis.small_problems import linked, problem_of
 
 
 @pytest.mark.parametrize("example", SMALL, ids=lambda each: each.__name__)
@@ -78,6 +81,17 @@ def test_what_comes_a_second_time_is_counted_and_allowed(make, again):
     schedule = make()
     found = verify(build(schedule.problem, [*rows_of(schedule), again]))
     assert (found.ok, found.num_redundant) == (True, 1)
+
+
+def test_a_sum_that_comes_back_updated_is_not_redundant():
+    """Rank 0 alone contributes, and needs the sum that its server updates; a second copy is redundant."""
+    topology = linked("pair", [0, 0], [(0, 1, 0, 4), (1, 0, 0, 1)])
+    sums = Collective("sums", 2, (Chunk((0,), (0,), root=1),), combining=True, update_us_per_mb=0)
+    problem = problem_of(topology, sums)
+    for times in (1, 2):
+        rows = {"chunk": [0] * (1 + times), "link": [0, *[1] * times], "start": [0, 4, 5][: 1 + times]}
+        found = verify(make_schedule(problem, **rows, reduce=[True, *[False] * times]))
+        assert (found.ok, found.num_redundant) == (True, times - 1)
 
 
 def test_derivations_chain_without_delay():

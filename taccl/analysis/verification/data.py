@@ -132,7 +132,9 @@ class Replay:
                     faults, redundant = replay_copy(*seen, c, us=columns.ticks.us)
                 else:
                     faults, redundant, whole_since = replay_sum(*seen, c)
-                    faults += _unupdated(columns, some, c, faults, whole_since) if is_updated else ()
+                    if is_updated:
+                        faults += _unupdated(columns, some, c, faults, whole_since)
+                        redundant = _redundant_updates(columns, some, c)
                 num_redundant += redundant
                 for each in faults:
                     if each.kind == "presence" and (low + c, each.rank) in released:
@@ -365,6 +367,14 @@ def _unupdated(
     lacking = (each.rank for each in faults if each.kind == "postcondition")
     for rank in sorted(set(data.destinations).difference(since, lacking)):
         yield Fault(NEVER, 3, None, c, rank, "update", f"the sum is not the one that rank {root} updated")
+
+
+def _redundant_updates(columns: Columns, some: ChunkBlock, c: int) -> int:
+    """Number of copies of chunk `c` of the block that arrive at its server, or after another copy."""
+    _, _, sums, chunks = some
+    copies = [i for i in range(int(chunks.first[c]), int(chunks.first[c + 1])) if not sums.adds[i]]
+    ranks = [rank for i in copies for rank in columns.topology.links[sums.link[i]].dsts]
+    return len(ranks) - len({*ranks} - {int(chunks.root[c])})
 
 
 #: A pass places at most 1 / `_PASSES` of all transfers, or `_PASS` transfers (24 bytes each) if that is more.
