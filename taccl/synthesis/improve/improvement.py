@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl._internal.kernels import is_compiled, is_loaded
 from taccl.analysis.verification.verify import verify
@@ -114,15 +115,17 @@ class Improvement:
         """Copy the sends of each tree (`Tree.read_from`) into the arrays of the current state.
 
         A tree with an unsupported link is left empty, and the search then rebuilds it. Broadcast trees
-        support allowed links with one source, reduction trees allowed links with one destination.
+        support allowed links with one source, reduction trees allowed links with one destination and with
+        sources that contribute.
         """
-        now, arcs = self.now, self.arcs
+        now, arcs, is_open = self.now, self.arcs, self.demand.is_open[self.demand.open_class]
         send_of: dict[tuple[int, int, bool], int] = {}
         size, spare = 0, list(range(len(now.carries)))[::-1]
         for t, tree in enumerate(self.trees):
             now.root[t] = next(iter(tree.origins)) if self.demand.partner[t] >= 0 else -1
             kind = int(tree.reducing)
-            if any(arcs.tail[kind * arcs.num_links + e] < 0 for e in tree.link_to.values()):
+            over = list(tree.link_to.values())
+            if any(arcs.tail[kind * arcs.num_links + e] < 0 for e in over) or not is_open[t, over].all():
                 continue
             made: dict[int, int] = {}
             for rank, e in tree.link_to.items():
@@ -183,9 +186,9 @@ def improve_schedule(
 ) -> tuple[Schedule, str]:
     """Improve a schedule by ruin and recreate: (schedule that finishes no later, text of what was done).
 
-    Reductions without a broadcast phase are reversed in time, and improved as broadcasts. The search inserts
-    sends of broadcasts as early as possible. It inserts sends of reductions as late as possible, before a
-    finish that is still an improvement.
+    Reductions without a broadcast phase are reversed in time, and improved as broadcasts, unless there are
+    hyperedges. The search inserts sends of broadcasts as early as possible. It inserts sends of reductions
+    as late as possible, before a finish that is still an improvement.
 
     - `schedule`: Schedule of a problem for which `suits_improvement` is true.
     - `turns`: Max turns; None for no limit. Each run has twice the turns of the one before, and starts from
@@ -193,7 +196,9 @@ def improve_schedule(
     - `merges`, `chunks`: See `Improvement`.
     """
     problem = schedule.problem
-    if problem.collective.stays_at_roots and schedule.reduce.any():
+    # In reversed time, hyperedges would bring copies to ranks that have nothing to contribute.
+    is_reversible = problem.collective.stays_at_roots and not wide_links(problem.topology)
+    if is_reversible and schedule.reduce.any():
         turned = reverse(schedule, reduce_phase(problem))
         turned, done = improve_schedule(turned, limits, turns=turns, merges=merges, chunks=chunks)
         found = reverse(turned, problem)
@@ -304,7 +309,7 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
         if partner[t] >= 0:
             data = chunks[tree.chunk]
             is_target[t, list(data.origins if tree.reducing else data.destinations)] = True
-    rows = [problem.open_links(tree.chunk, reducing=tree.reducing) for tree in trees]
+    rows = [_open_links(problem, tree) for tree in trees]
     opened = np.array(rows, bool).reshape(count, len(problem.topology.links))
     for e in wide_links(problem.topology):
         # A rank that contributes nothing may have nothing to send along with other sources.
@@ -320,6 +325,18 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
         is_open, np.array([free is None or tree.chunk in free for tree in trees], bool),
         not bound and not problem.collective.updates,
     )  # fmt: skip
+
+
+def _open_links(problem: Problem, tree: Tree) -> NDArray[np.bool_]:
+    """(num_links,) True for links on which the clauses admit a tree's sends.
+
+    A reduction adds the data of all sources of a link, so each of several sources must contribute.
+    """
+    opened, links = problem.open_links(tree.chunk, reducing=tree.reducing), problem.topology.links
+    if tree.reducing and (wide := wide_links(problem.topology)):
+        opened, givers = opened.copy(), frozenset(problem.collective.chunks[tree.chunk].origins)
+        opened[[e for e in wide if len(links[e].srcs) > 1 and not givers.issuperset(links[e].srcs)]] = False
+    return opened
 
 
 def _state(arcs: Arcs, num_trees: int, most_holds: int) -> SearchState:

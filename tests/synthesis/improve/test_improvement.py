@@ -233,6 +233,23 @@ def test_more_links_do_not_hurt():
     assert both.finish_us == 12
 
 
+@pytest.mark.parametrize("givers", [(1, 2), (0, 1, 2)])
+def test_links_of_several_sources_with_nothing_to_add_are_not_used(givers):
+    """A link from ranks 0 and 1 adds up what both contribute to a sum at rank 2: 1 us, and 8 us by others.
+
+    If rank 0 contributes nothing, the link is not used. The search starts from nothing, or from another
+    schedule.
+    """
+    plain, wide = [(0, 1), (1, 2), (2, 0)], ((0, 1), 2, 0, 1)
+    joined = linked("joined", [0] * 3, [*plain, wide], alpha_us=0, beta_us_per_mb=4)
+    sums = custom(3, [(givers, [2])], combining=True)
+    first = first_of(problem_of(joined, sums, links_allowed=frozenset(range(3))))
+    given = replace(first, problem=problem_of(joined, sums))
+    best = from_nothing(given.problem), improve_schedule(given, turns=100)[0]
+    assert all(verify(each).ok for each in best)
+    assert [each.finish_us for each in best] == [4 if len(givers) == 2 else 1] * 2
+
+
 def test_what_merges_pays_the_latency_once():
     """Eight chunks over a link of 10 us + 1 us each: 18 us in one send, 88 us in eight."""
     topology = linked("pair", [0, 1], [(0, 1)], alpha_us=10, beta_us_per_mb=1)
