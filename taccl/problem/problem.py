@@ -306,13 +306,18 @@ class Problem:
         protocol = f", protocol {self.topology.protocol}" if self.topology.protocol else ""
         return f"{self.title}{sketch}{size}{protocol}{model}"
 
+    def protocol_notes(self, notes: Iterable[str] = ()) -> tuple[str, ...]:
+        """Notes on the choice of the protocol, among the problem's and the given ones."""
+        begins = f"protocol {self.topology.protocol} is "
+        return tuple(each for each in (*self.notes, *notes) if each.startswith(begins))
+
     def uncompared_rows(self, notes: Iterable[str] = ()) -> list[tuple[str, str]]:
         """[(name, text)] with the protocols that this one was not compared with, or [].
 
         - `notes`: Notes of a result, one of which may state the choice of the protocol.
         """
         own, known = self.topology.protocol, self.topology.protocols
-        if len(known) < 2 or any(each.startswith(f"protocol {own} is ") for each in (*self.notes, *notes)):
+        if len(known) < 2 or self.protocol_notes(notes):
             return []
         others = " and ".join(each for each in known if each != own)
         return [("protocol", f"{own}, not compared with {others}")]

@@ -165,7 +165,7 @@ def exchange_under(
     if chosen.topology.protocol == topology.protocol or chunk_bytes is not None:
         return chosen
     found = alltoallv.alltoallv_problem(chosen.topology, sizes, clauses=clauses)
-    return replace(found, notes=(*found.notes, *chosen.notes[len(first.notes) :]))
+    return replace(found, notes=(*found.notes, *chosen.protocol_notes()))
 
 
 def _with_topology(

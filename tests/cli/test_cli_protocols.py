@@ -242,7 +242,7 @@ def test_suggested_sketches_are_tried_under_the_protocol_of_the_size(run, tmp_pa
     code, out, _ = run("suggest", *words, "--most", "1", "-o", tmp_path / "found")
     assert (code, out.splitlines()[0]) == (0, "allgather on t4 x1, 1KB, protocol ll")
     found = taccl.suggest_sketches("t4", "allgather", "1KB", most=1)[0]
-    assert found.problem.topology.protocol == "ll"
+    assert found.problem.topology.protocol == "ll" and found.problem.uncompared_rows() == []
     (sketch,) = (tmp_path / "found").glob("*.toml")
     code, out, _ = run("suggest", *words, "--check", sketch)
     assert (code, "note: protocol ll is predicted to be the fastest for 1KB" in out) == (0, True)

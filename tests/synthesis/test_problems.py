@@ -1,6 +1,7 @@
 """Problems on machines by name: the same question in Python and on the command line has the same answer."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,8 @@ def test_a_topology_keeps_its_protocol_unless_asked():
     chosen = taccl.make_problem(topology, "allgather", size_bytes="64KB", protocol="auto")
     assert chosen == taccl.make_problem("dgx-a100", "allgather", size_bytes="64KB")
     assert chosen == taccl.choose_protocol(kept) and len(taccl.choose_protocol(chosen).notes) == 1
+    other = replace(chosen, topology=topology.under("ll128"), notes=("protocol ll128 is used uncompared",))
+    assert taccl.choose_protocol(other).notes == chosen.notes
 
 
 def test_fabrics_have_no_protocols_to_choose():

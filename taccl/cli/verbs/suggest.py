@@ -125,13 +125,13 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
     with suppress(InputError):  # the report has the errors of the sketch
         applied = sketch.apply(topology, collective, reachable=False, **given)
         chosen = under_asked_protocol(applied, options.protocol, options.deadline)
-        topology, notes = chosen.topology, list(chosen.notes[len(applied.notes) :])
+        topology, notes = chosen.topology, list(chosen.protocol_notes())
     left_s = max(LEAST_S, options.deadline.left_s)
     with ended_by_ctrl_c(options.deadline, "this is the check so far"):
         report = taccl.check_sketch(sketch, topology, collective, time_limit_s=left_s, **given)
     complaint = "" if report.usable else "the sketch cannot be used as it is"
     text = "\n".join([repr(report).removeprefix("SketchReport: "), *note_lines(notes)])
-    return Answer(text, report.to_dict(), complaint)
+    return Answer(text, {**report.to_dict(), "notes": notes}, complaint)
 
 
 def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Schedule | None) -> str:
@@ -155,9 +155,8 @@ def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Sche
             ", faster than every sketch" if rival.finish_us < min(each.finish_us for each in found) else ""
         )
         facts.append(("best baseline", f"{rival.producer}: {format_us(rival.finish)}{sooner}"))
-    return "\n".join(
-        [title, table(facts, indent="  "), "", listed, "", textwrap.indent("\n".join(why), "  ")]
-    )
+    lines = [title, table(facts, indent="  "), "", listed, "", textwrap.indent("\n".join(why), "  ")]
+    return "\n".join(lines + note_lines(found[0].problem.notes))
 
 
 def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[str, Any]:
@@ -172,7 +171,7 @@ def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[s
     return {
         "topology": topology.name, "collective": problem.collective.name,
         "size_bytes": problem.size_bytes, "protocol": problem.topology.protocol or None,
-        "proposals": proposals,
+        "notes": list(problem.notes), "proposals": proposals,
     }  # fmt: skip
 
 
@@ -213,4 +212,4 @@ def run_explain(options: Namespace) -> Answer:
         found = explain(problem, backend=options.backend, time_limit_s=left_s)
     complaint = "" if found.feasible else "no schedule exists"
     text = "\n".join([repr(found).removeprefix("Explanation: "), *note_lines(problem.notes)])
-    return Answer(text, found.to_dict(), complaint)
+    return Answer(text, {**found.to_dict(), "notes": list(problem.notes)}, complaint)

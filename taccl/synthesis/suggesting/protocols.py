@@ -26,8 +26,6 @@ from taccl.topology.topology import Topology
 #: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for baselines (0.2 s of CPU).
 #: `_BOUNDED_ARRIVALS`: max arrivals of chunks for lower bounds.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
-
-
 #: Remedy that notes state.
 _REMEDY = "protocol= or --protocol chooses"
 #: `_BOUND_S`: expected CPU seconds for the fixed part of a bound under one protocol.
@@ -48,8 +46,6 @@ _TRIED_SHARE, _BOUND_SHARE, _SLOW_SHARE = 0.5, 0.2, 0.1
 #: `_LEAST_ESTIMATE_S`: min CPU seconds for estimates of protocols, whatever the time limit.
 #: `_LAST_ESTIMATE_S`: the same after baselines or bounds that did not end in time.
 _ESTIMATE_SHARE, _LEAST_ESTIMATE_S, _LAST_ESTIMATE_S = 0.5, 0.3, 0.1
-
-
 #: Default time limit of `choose_protocol` in seconds.
 AMPLE_S = 30.0
 
@@ -105,14 +101,15 @@ def under_fastest_protocol(problem: Problem, limit: Deadline) -> Problem:
     topology = problem.topology.under(chosen)
     is_plain = problem.clauses == ratings.plain(problem.topology).clauses  # the defaults differ by protocol
     clauses = ratings.plain(topology).clauses if is_plain else problem.clauses
-    found = replace(problem, topology=topology, clauses=clauses)
-    return _noted(found, f"protocol {chosen} is predicted to be the fastest for {format_size(size)} {told}")
+    said = f"protocol {chosen} is predicted to be the fastest for {format_size(size)} {told}"
+    return _noted(problem, said, topology=topology, clauses=clauses)
 
 
-def _noted(problem: Problem, said: str) -> Problem:
-    """The problem with a note on its protocol, in place of an earlier one."""
-    earlier = f"protocol {problem.topology.protocol} is "
-    return replace(problem, notes=(*(each for each in problem.notes if not each.startswith(earlier)), said))
+def _noted(problem: Problem, said: str, **changes: Any) -> Problem:
+    """The problem with a note on its protocol in place of earlier ones, and with other changes."""
+    earlier = problem.protocol_notes()
+    kept = (each for each in problem.notes if each not in earlier)
+    return replace(problem, notes=(*kept, said), **changes)
 
 
 class Ratings:

@@ -136,14 +136,17 @@ def suggest_sketches(
     until = Deadline.after(time_limit_s)
     fabric, protocol = asked_topology(topology, nodes=nodes, profile=profile, protocol=protocol)
 
+    notes: tuple[str, ...] = ()
+
     def sized(number: int | None) -> Problem:
         return make_problem(
             fabric, collective, size_bytes=size_bytes, chunk_bytes=chunk_bytes, chunks_per_rank=number,
-            **arguments,
+            notes=notes, **arguments,
         )  # fmt: skip
 
     if protocol == "auto":
-        fabric = under_asked_protocol(sized(chunks_per_rank), protocol, until).topology
+        chosen = under_asked_protocol(sized(chunks_per_rank), protocol, until)
+        fabric, notes = chosen.topology, chosen.protocol_notes()
 
     @cache
     def cut(count: int) -> Problem:
@@ -322,7 +325,8 @@ class _Trials:
         sketch = make_sketch(problem, self.shape, plan, max_merge, shifts)
         sizes = problem.chunk_bytes[0] if len(set(problem.chunk_bytes)) == 1 else problem.chunk_bytes
         applied = apply(sketch, problem.topology, problem.collective, chunk_size=sizes, reachable=False)
-        applied = replace(applied, size_bytes=problem.size_bytes)
+        notes = (*applied.notes, *problem.protocol_notes())
+        applied = replace(applied, size_bytes=problem.size_bytes, notes=notes)
         check_reachable(applied)
         return sketch, applied
 

@@ -277,7 +277,7 @@ def test_ctrl_c_before_the_first_candidate_is_passed_on(monkeypatch):
 
 @pytest.mark.slow
 def test_only_partitions_that_are_tried_are_made(monkeypatch):
-    """Only chunkings that are tried are constructed: 2 chunks per rank, and 1 after the time limit."""
+    """Only chunkings that are tried are constructed, once each: 1 after the time limit, 2 if it lasts."""
     cut = []
     make_problem = suggest.make_problem
     monkeypatch.setattr(
@@ -286,7 +286,7 @@ def test_only_partitions_that_are_tried_are_made(monkeypatch):
         lambda *args, **options: cut.append(options["chunks_per_rank"]) or make_problem(*args, **options),
     )
     taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=1e-3)
-    assert cut == [2, 1]
+    assert cut in ([1], [2, 1])
 
 
 @pytest.mark.slow
