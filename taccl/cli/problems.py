@@ -98,7 +98,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     if options.collective == BY_MATRIX or options.matrix is not None:
         return _by_matrix(options, topology)
     if options.layers is not None:
-        return _under_protocol(_by_layers(options, topology), options)
+        return under_asked_protocol(_by_layers(options, topology), options.protocol, options.deadline)
     collective = collective_of(options, topology)
     cut = {**picked(options, "chunks_per_rank"), **arguments_of(options)}
     if sketch is not None:
@@ -109,13 +109,6 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         settle_size(options)
         given = {"size_bytes": options.size, "chunk_bytes": options.chunk_size}
         problem = taccl.make_problem(topology, collective, **cut, **given)
-    return _under_protocol(problem, options)
-
-
-def _under_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
-    """The problem under the protocol predicted to be the fastest, unless one was given."""
-    if not problem.topology.protocols:
-        return problem
     return under_asked_protocol(problem, options.protocol, options.deadline)
 
 

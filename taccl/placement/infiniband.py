@@ -41,6 +41,8 @@ _LINE = re.compile(
     r"^SW\s+\d+\s+(\d+)\s+0x0*([0-9a-f]+)\s+(\d{1,2})x\s+(\w+)\s+-\s+(SW|CA|RT)\s+\d+\s+\d+\s+0x0*([0-9a-f]+)\s+"
     r"\(\s*'.*?'\s+-\s+'(.*?)'\s*\)"
 )
+#: {kind of a device with ``-p``: its kind otherwise}: switches, adapters of hosts and routers.
+_KIND_OF = {"SW": "S", "CA": "H", "RT": "R"}
 #: Description of an adapter: its host, and its name.
 _ADAPTER = re.compile(r"\s*([A-Za-z0-9][\w.-]*)(?:\s+\S+)?\s*")
 #: Description of the adapter of a switch that reduces (SHARP), which is no host.
@@ -123,8 +125,7 @@ def _cabling(text: str, where: str) -> _Cabling:
             ports[switch, at] = kind, peer, description, _gbit(width, speed, f"{where}: line {number}")
         elif (found := _LINE.match(line)) is not None:
             at, own, width, speed, kind, peer, description = found.groups()
-            kind = "S" if kind == "SW" else kind[-1].replace("A", "H")
-            ports[own, at] = kind, peer, description, _gbit(width, speed, f"{where}: line {number}")
+            ports[own, at] = _KIND_OF[kind], peer, description, _gbit(width, speed, f"{where}: line {number}")
     one_way: dict[tuple[str, str], float] = defaultdict(float)
     to_host: dict[tuple[str, str], float] = defaultdict(float)
     nameless = []
@@ -210,9 +211,8 @@ def _uplinks(cabling: _Cabling, probe: Probe, rate: np.ndarray) -> list[tuple[tu
     for switch, host in cabling.to_host:
         if switch in switches:
             at.setdefault(host, set()).add(switches[switch])
-    levels = [np.array(labels) for labels in probe.clusters or ()]
     found: dict[tuple[int, ...], float] = {}
-    for labels in levels:
+    for labels in map(np.array, probe.clusters or ()):
         for label in range(labels.max() + 1):
             ranks = tuple(np.flatnonzero(labels == label).tolist())
             inside = {switch for rank in ranks for switch in at.get(probe.hosts[rank], ())}

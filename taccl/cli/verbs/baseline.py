@@ -65,7 +65,7 @@ def run(options: Namespace) -> Answer:
         command = f"taccl baseline {options.sketch} {options.name}"
         raise InputError(f"found {options.name!r}; the baseline comes first: {command}", where="NAME")
     options.name = known_name(options.name, names, "NAME")
-    is_nccl = bool(matching(options.name, ["nccl"]))
+    is_nccl = options.name == "nccl"
     if options.no_nvls and options.name not in ("nccl", "best"):
         raise InputError(f"found with {options.name}; it is for nccl: leave it out", where="--no-nvls")
     if is_nccl and options.protocol == "auto":
@@ -82,7 +82,7 @@ def run(options: Namespace) -> Answer:
     taccl.verify(schedule).raise_if_failed()
     notes, bounded = _ignored(problem, schedule), schedule.problem
     considered: tuple[Considered, ...] = ()
-    if matching(options.name, ["best"]):
+    if options.name == "best":
         notes += _sooner_nccl(problem, schedule, options)
     if is_nccl:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
@@ -171,13 +171,13 @@ def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) ->
     """
     from taccl.baselines.chunking import built_within, soonest_so_far
 
-    if matching(name, ["nccl"]):
+    if name == "nccl":
         with deadline.enforced():
             return taccl.baselines.nccl(problem, cut=problem.chunks_open, nvls=nvls)
     limit, known, why = deadline.sooner(_SCHEDULE_SHARE * deadline.left_s), list[Schedule](), ""
     try:
         with deadline.later(DEFAULTS.budget.late_s * busy_factor()).enforced():
-            if matching(name, ["best"]):
+            if name == "best":
                 known = soonest_so_far(problem)
                 left_s = max(LEAST_S, limit.left_s)
                 found = taccl.baselines.best(problem, cut=problem.chunks_open, time_limit_s=left_s)
