@@ -40,14 +40,11 @@ _OWN_XML = re.compile(r"range-\d+\.xml")
 
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """Path of the folder to write a plan to; `InputError` if it cannot or must not be written."""
-    where = os.fspath(folder)
+    where, path = os.fspath(folder), folder_path(folder)
     try:
-        path = folder_path(folder)
         names = sorted(os.listdir(path))
     except FileNotFoundError:
         names = []
-    except InputError:
-        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot be used ({reason}); give another path", where=where) from None
