@@ -246,7 +246,7 @@ def _torchrun(placed: Sequence[str]) -> str:
     shorter = {host[: dot.start()] for host, _ in runs for dot in re.finditer(r"\.", host)}
     lines = []
     for number, (name, count) in enumerate(runs):
-        # A name with a domain is the host's own, unless another host has it.
+        # `name.DOMAIN` is this host, too, unless another host has such a name.
         words = [name, *[f"{name}.*"] * (name not in shorter)]
         # `hostname` may print a host's name without the domain that the name has in `placed`.
         if short[number] != name and alike[short[number]] == 1 and not short[number].isdigit():

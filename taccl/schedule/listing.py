@@ -177,8 +177,8 @@ class Tasks:
         """Start of each task by list scheduling that fills gaps between the holds of a resource.
 
         - `stage`: Tasks of a smaller stage are placed first if they are ready; default: one stage.
-        - `urgency`: Of the tasks of a stage that start next, the one with the smallest value is placed first.
-          By default, the one with the longest tail and the most work left on its resources.
+        - `urgency`: Tasks of a stage with equal earliest starts are placed by ascending value.
+          Default: first those with the longest tail and the most work left on their resources.
         """
         busy: dict[int, list[tuple[int, int]]] = {}  # {resource: its holds so far, by time}
         left: dict[int, int] = {}  # {resource: total time of its holds to come}
