@@ -13,6 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
+from taccl._internal.deadline import Deadline
 from taccl._internal.units import parse_sizes
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.cache import Cache
@@ -83,17 +84,24 @@ class Runs:
 
     def rows_of(self, asked: Sequence[tuple[Callable[[], Problem], dict[str, Any]]]) -> list[dict[str, Any]]:
         """Rows of runs, as of `parallel_runs.rows_of`; successive runs share the total limit."""
-        limit_s, until_s = self.time_limit_s, math.inf
-        if self.total_limit_s is not None:
-            limit_s /= -(-len(asked) // num_at_once(self.num_workers, len(asked)))
-            until_s = self.began_s + self.total_limit_s
-        limited = [(made, row | {"time_limit_s": limit_s}) for made, row in asked]
+        limited = [(made, row | {"time_limit_s": self.run_limit_s(len(asked))}) for made, row in asked]
         given: dict[str, Any] = {
             "num_workers": self.num_workers,
             "cache": self.cache,
             "progress": self.progress,
         }
-        return rows_of(limited, until_s=until_s, **given)
+        return rows_of(limited, until_s=self.until_s, **given)
+
+    @property
+    def until_s(self) -> float:
+        """End of the total limit, as of `time.time`; infinite without one."""
+        return math.inf if self.total_limit_s is None else self.began_s + self.total_limit_s
+
+    def run_limit_s(self, num_runs: int) -> float:
+        """Time limit of each of so many runs, in seconds; successive runs share the total limit."""
+        if self.total_limit_s is None:
+            return self.time_limit_s
+        return self.time_limit_s / -(-num_runs // num_at_once(self.num_workers, num_runs))
 
 
 @checked
@@ -283,18 +291,22 @@ def sweep_rows(
         sizes = parse_sizes(sizes)
     every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
     every_sketch = loaded(sketches)
-    runs.check_number(len(every_sketch) * len(every_size) * len(cuts) * len(options))
+    num_runs = len(every_sketch) * len(every_size) * len(cuts) * len(options)
+    runs.check_number(num_runs)
 
     def problem(sketch: Sketch | None, size: int | None, cut: int | None) -> Problem:
         """Problem of one combination of sketch, size and number of chunks."""
         named: dict[str, Any] = {"chunks_per_rank": cut, **arguments}
+        left_s = max(0.0, runs.until_s - time.time())
+        until = Deadline.after(min(left_s, runs.run_limit_s(num_runs)))
         if sketch is not None:
             applied = apply(sketch, topology, collective, size=size, **named, reachable=False)
-            return under_asked_protocol(applied, protocol)
+            return under_asked_protocol(applied, protocol, until)
         if size is None:
             said = "found no size; give sizes (--sizes), as no sketch states one"
             raise CollectiveError(said, where="sizes")
-        return under_asked_protocol(make_problem(topology, collective, size_bytes=size, **named), protocol)
+        made = make_problem(topology, collective, size_bytes=size, **named)
+        return under_asked_protocol(made, protocol, until)
 
     asked: list[tuple[Callable[[], Problem], dict[str, Any]]] = []
     for each, size, cut in itertools.product(every_sketch, every_size, cuts):
