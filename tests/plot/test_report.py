@@ -182,7 +182,7 @@ def test_a_report_of_dense_timelines_is_below_a_megabyte(monkeypatch):
     problem = taccl.make_problem(taccl.topologies.dgx_h100(4), "allgather", size_bytes=4 * 10**6)
     with first_bounds():
         page = taccl.report(taccl.baselines.ring(problem), time_limit_s=120)
-    assert 400_000 < len(page) < 900_000
+    assert 300_000 < len(page) < 900_000
     assert page.count("<svg ") == 4
 
 

@@ -266,7 +266,7 @@ class _Check:
     def effect(self, name: str, bound_us: float, until: Deadline) -> ClauseReport:
         """Effect of a clause in a sketch that admits a schedule."""
         if until.has_passed:
-            return ClauseReport(name, "unknown", "not determined: the time limit was reached")
+            return ClauseReport(name, "unknown", "not determined: time was up")
         try:
             without = self.apply(name)
         except SketchError as error:  # other clauses depend on this one

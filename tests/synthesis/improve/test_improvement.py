@@ -97,10 +97,10 @@ def test_clauses_of_all_kinds():
 
 
 @pytest.mark.parametrize(
-    ("origins", "ends", "us"), [([0, 1, 2], [0], 10), ([1, 2], [0], 10), ([1, 2], [0, 1], 11)]
+    ("origins", "ends", "us"), [([0, 1, 2], [0], 2), ([1, 2], [0], 10), ([1, 2], [0, 1], 11)]
 )
 def test_links_of_several_sources_add_each_contribution_once(origins, ends, us):
-    """A fast link of ranks 0 and 1 is of no use if rank 0 has nothing to add, or is the root of the sum."""
+    """A fast link of ranks 0 and 1 adds the contributions of both; it is of no use if rank 0 has none."""
     links = [(2, 0, 0, 1), (0, 2, 0, 1), (1, 2, 0, 9), (0, 1, 0, 1), ((0, 1), 2, 0, 1)]
     sums = custom(3, [(origins, ends)], combining=True)
     problem = problem_of(linked("wide", [0, 0, 0], links), sums)
