@@ -5,6 +5,7 @@ import json
 import pytest
 
 import taccl
+from taccl._internal.deadline import NEVER
 from taccl.cli.command import build_parser
 from taccl.cli.problems import collective_of, problem_from_options
 from taccl.errors import InputError
@@ -12,9 +13,11 @@ from taccl.errors import InputError
 WORDS = ["synthesize", "--topology", "star:5", "--collective", "exchange"]
 
 
-def problem_of(*words):
-    """Problem that the given options describe."""
-    return problem_from_options(build_parser(WORDS[0]).parse_args([*WORDS, *words]))
+def problem_of(*words, start=WORDS):
+    """Problem that the given options describe, without a time limit."""
+    options = build_parser(start[0]).parse_args([*start, *words])
+    options.deadline = NEVER
+    return problem_from_options(options)
 
 
 def test_ranks_that_do_not_serve_contribute():
@@ -81,14 +84,9 @@ def test_a_schedule_of_an_exchange(run_json):
 WORDS_OF_GROUPS = ["synthesize", "--topology", "multidim:ring4@100,switch2@50", "--size", "1MB"]
 
 
-def problem_along(*words):
-    """Problem that the given options describe."""
-    return problem_from_options(build_parser(WORDS_OF_GROUPS[0]).parse_args([*WORDS_OF_GROUPS, *words]))
-
-
 def test_dimensions_are_counted_from_1():
     """Groups along dimension 2 are the ranks r and r + 4; the number of chunks stays open."""
-    problem = problem_along("--collective", "allgather", "--along", "2")
+    problem = problem_of("--collective", "allgather", "--along", "2", start=WORDS_OF_GROUPS)
     assert [group.ranks for group in problem.collective.groups] == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert (problem.chunks_open, problem.size_bytes) == (True, 10**6)
 
@@ -105,7 +103,7 @@ def test_dimensions_are_counted_from_1():
 def test_options_that_do_not_fit_groups(words, said):
     """A dimension that does not exist, a root and an exchange are refused."""
     with pytest.raises(InputError, match=said):
-        problem_along(*words)
+        problem_of(*words, start=WORDS_OF_GROUPS)
 
 
 def test_a_plan_takes_no_groups_of_sketches(tmp_path):
