@@ -1,4 +1,4 @@
-"""Imitation of a busy machine: the clock of a command runs a given factor faster than its CPU time.
+"""Run a command as on a busy machine: its clock runs a given factor faster than its CPU time.
 
 Beside four busy processes on two cores, a command has 0.4 of a core, so a factor of 2.5 imitates them. The
 other processes need not run, and the load of the machine has little effect. CPU time of worker processes

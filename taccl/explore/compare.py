@@ -98,7 +98,7 @@ class Runs:
         return math.inf if self.total_limit_s is None else self.began_s + self.total_limit_s
 
     def run_limit_s(self, num_runs: int) -> float:
-        """Time limit of each of so many runs, in seconds; successive runs share the total limit."""
+        """Time limit of each run in seconds: runs that follow one another share the total limit."""
         if self.total_limit_s is None:
             return self.time_limit_s
         return self.time_limit_s / -(-num_runs // num_at_once(self.num_workers, num_runs))

@@ -75,14 +75,25 @@ def is_unbeaten(problem: Problem, bound: Fraction, *, max_states: int) -> bool:
     return True
 
 
-def num_decided(problems: list[Problem], found: list[Certificate], seed: int) -> int:
+def num_decided(
+    problems: list[Problem], found: list[Certificate], seed: int, *, max_states: int = 2000,
+    most_chunks: int | None = None, baselines: bool = False,
+) -> int:  # fmt: skip
     """Number of problems for which exhaustive search ends, none if no certificate claims more than 0.
 
     Asserts that witnesses prove their bounds, and that no schedule of any problem finishes before the largest.
+
+    - `max_states`: Max states of each exhaustive search.
+    - `most_chunks`: Max chunks of problems that are searched; None for any number.
+    - `baselines`: True to assert that no baseline finishes before the largest bound either.
     """
     assert all(each.check() for each in found), seed
     best = max((each.bound for each in found), default=Fraction(0))
-    return sum(best > 0 and is_unbeaten(each, best, max_states=2000) for each in problems)
+    if baselines:
+        finishes = (finish for problem in problems for finish in baseline_finishes(problem, cut=False))
+        assert all(best <= finish for finish in finishes), seed
+    small = [each for each in problems if most_chunks is None or each.collective.num_chunks <= most_chunks]
+    return sum(best > 0 and is_unbeaten(each, best, max_states=max_states) for each in small)
 
 
 def ratios(bounds: list[Certificate], problem: Problem, seed: int, *, searched: bool = False) -> list[float]:

@@ -12,7 +12,7 @@ from taccl import collectives
 from taccl.analysis.certificates.flow_time import Lane, _carried, _mean_ticks, flow_time_bounds
 from taccl.analysis.certificates.transformed import merging_freely
 from taccl.topology.builder import TopologyBuilder
-from tests.analysis.claims import baseline_finishes, both_chunkings, certificates_of, is_unbeaten, raised
+from tests.analysis.claims import baseline_finishes, both_chunkings, certificates_of, num_decided, raised
 from tests.fuzzing import cases, some
 
 MB = 10**6
@@ -176,13 +176,9 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
         )
         problems = exchanges(topology, rng) if name == "exchange" else both_chunkings(topology, name)
         found = [each for problem in problems for each in certificates(problem)]
-        assert all(each.check() for each in found), seed
-        best = max((each.bound for each in found), default=Fraction(0))
-        claimed += best > 0
-        for problem in problems:
-            assert all(best <= finish for finish in baseline_finishes(problem, cut=False)), seed
-            is_small = problem.collective.num_chunks <= 8
-            decided += is_small and is_unbeaten(problem, best, max_states=500)
+        claimed += any(each.bound > 0 for each in found)
+        limits = {"max_states": 500, "most_chunks": 8}
+        decided += num_decided(problems, found, seed, baselines=True, **limits)
     assert decided > some(1, 200) and claimed > some(2, 200)
 
 

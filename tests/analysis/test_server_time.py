@@ -10,7 +10,7 @@ import taccl
 from taccl import collectives
 from taccl.analysis.certificates.server_time import server_time_bounds
 from taccl.analysis.certificates.transformed import merging_freely
-from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised
+from tests.analysis.claims import baseline_finishes, certificates_of, num_decided, raised
 from tests.analysis.test_flow_time import exchanges, random_line
 from tests.analysis.test_sum_flow import crossbar
 from tests.fuzzing import cases, some
@@ -79,13 +79,9 @@ def test_no_schedule_in_any_chunks_beats_the_bound():
             topology = crossbar(rng.choice((3, 3, 4)), **costs)
         problems = exchanges(topology, rng)
         found = [each for problem in problems for each in certificates(problem)]
-        assert all(each.check() for each in found), seed
-        best = max((each.bound for each in found), default=Fraction(0))
-        claimed += best > 0
-        for problem in problems:
-            assert all(best <= finish for finish in baseline_finishes(problem, cut=False)), seed
-            is_small = problem.collective.num_chunks <= 8
-            decided += is_small and best > 0 and is_unbeaten(problem, best, max_states=2000)
+        claimed += any(each.bound > 0 for each in found)
+        limits = {"max_states": 2000, "most_chunks": 8}
+        decided += num_decided(problems, found, seed, baselines=True, **limits)
     assert decided >= some(1, 100) and claimed >= some(1, 200)
 
 

@@ -219,7 +219,7 @@ def _worth(
 
 
 def _gains(nodes: _Nodes, shifts: tuple[int, int], cells: int, costs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Price of each contribution that a send between nodes can carry, less the costs of bringing them.
+    """Price of each contribution in a send between nodes, less the costs of bringing them to it.
 
     - `shifts`: Min cells from the end of a hold to the start of a send between nodes that follows, for holds
       inside nodes and for those between nodes.
