@@ -123,6 +123,7 @@ def mixed_schedule(
     patient: bool = False,
     fits: Callable[[StepTimes, StepPlan], bool] = lambda *_: True,
     keep: Callable[[Schedule], object] | None = None,
+    shows: Callable[[StepTimes], bool] = lambda _: False,
 ) -> Schedule | None:
     """Allreduce by the mixed plan with the least estimated finish: each group of chunks has its own plan.
 
@@ -135,13 +136,22 @@ def mixed_schedule(
     - `patient`: True for further runs of simulated annealing if time is left.
     - `fits`: True if time suffices to build a plan; otherwise it is not built.
     - `keep`: Called with a complete schedule before another search, which a deadline of the caller may end.
+    - `shows`: True if little time is needed to build the best plan after the first chain of annealing, too.
     """
+
+    def show(times: StepTimes, plan: StepPlan) -> None:
+        if keep is None or not (shows(times) and fits(times, plan)):
+            return
+        made = _built_mix(times, plan, below_us * times.problem.costs.ticks_per_us)
+        if made is not None:
+            keep(made)
+
     if not sums_everywhere(problem):
         return None
     fit = [each for each in to_mix(problem) if mixed_transfers(each) <= most_transfers]
     first = first_mix(problem)
     equal = None if first is None else first[1]
-    if equal is None or (found := soonest_mix(fit, until, first=equal, patient=patient)) is None:
+    if equal is None or (found := soonest_mix(fit, until, first=equal, patient=patient, show=show)) is None:
         return None
     times, plan = found
     if not fits(times, plan):

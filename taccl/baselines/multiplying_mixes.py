@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, compress, count, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +26,7 @@ from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from taccl._internal.deadline import Deadline
     from taccl.problem.problem import Problem
@@ -66,6 +66,7 @@ def soonest_mix(
     *,
     first: StepTimes | None = None,
     patient: bool = False,
+    show: Callable[[StepTimes, StepPlan], object] | None = None,
 ) -> tuple[StepTimes, StepPlan] | None:
     """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks (`to_mix`).
 
@@ -75,6 +76,7 @@ def soonest_mix(
     - `problems`: The problem in fewer and fewer chunks.
     - `until`: Deadline after which the best plan so far is returned.
     - `first`, `patient`: As for `best_mix`.
+    - `show`: As for `best_mix`, with the times; called in the first problem's chunks only.
     """
     best: tuple[StepTimes, StepPlan] | None = None
     least_us, left_s = math.inf, until.left_s
@@ -85,7 +87,10 @@ def soonest_mix(
         times = times_of(problem)
         like = None if best is None else best[1]
         is_mild = like is not None
-        plan = best_mix(times, first=first, like=like, until=until, patient=patient, is_mild=is_mild)
+        early = None if is_mild or show is None else partial(show, times)
+        plan = best_mix(
+            times, first=first, like=like, until=until, patient=patient, is_mild=is_mild, show=early
+        )
         if plan is None:
             return None
         us = times.ticks(plan) / problem.costs.ticks_per_us
@@ -262,6 +267,7 @@ def best_mix(
     until: Deadline = NEVER,
     patient: bool = False,
     is_mild: bool = False,
+    show: Callable[[StepPlan], object] | None = None,
 ) -> StepPlan | None:
     """Mixed plan of an allreduce with the least estimated finish that is found.
 
@@ -274,6 +280,7 @@ def best_mix(
     - `until`: Deadline after which the search ends.
     - `patient`: True for further chains of annealing (`_MORE_CHAINS`).
     - `is_mild`: True for one run at a low temperature (`_MILD_RUNS`).
+    - `show`: Called with the best plan after the first chain, if further chains follow.
     """
     from taccl.baselines.multiplying_annealing import Annealing, Run  # it loads kernels
 
@@ -292,7 +299,9 @@ def best_mix(
         annealing = Annealing(times, mixes.resources, plans, most_parts=_MOST_PARTS, until=until)
         chains = (_MILD_RUNS,) if is_mild else (_RUNS, *_MORE_CHAINS) if patient else (_RUNS,)
         start, seeds = best, count()
-        for chain in chains:
+        for number, chain in enumerate(chains):
+            if number == 1 and show is not None and mixes.finish(best) > least and not until.has_passed:
+                show(_plan_of(best))
             mix = best if chain is chains[-1] else start
             for run in chain:
                 if mixes.finish(best) <= least:

@@ -733,6 +733,19 @@ def test_a_mix_is_kept_before_the_search_for_another(monkeypatch):
     assert [taccl.verify(each).ok for each in kept] == [True]
 
 
+def test_a_mix_is_kept_between_chains_of_annealing(monkeypatch):
+    """The best plan of the first chain is built if further chains follow and little time is needed for it."""
+    problem, kept = make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6), []
+    problem = replace(problem, chunks_open=True)
+    monkeypatch.setattr("taccl.baselines.multiplying_mixes._MORE_CHAINS", (((1, 0.01),),))
+    last = mixed_schedule(problem, patient=True, keep=kept.append, shows=lambda _: True)
+    assert [taccl.verify(each).ok for each in (*kept, last)] == [True, True]
+    del kept[:]
+    mixed_schedule(problem, patient=True, keep=kept.append)
+    mixed_schedule(problem, keep=kept.append, shows=lambda _: True)
+    assert not kept
+
+
 @pytest.mark.parametrize(
     ("topology", "is_exact"), [(taccl.topologies.ndv2(4), False), (taccl.topologies.dgx_h100(4), True)]
 )

@@ -57,9 +57,10 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_MIX_BUILD_SHARE`: max share of this time to build and verify one, unless it has the coarsest chunks.
 _MIXES_TIMES, _SEARCH_S, _FIRST_RUN_S = 2.0, 0.4, 0.3
 _MIXES_S_PER_MESSAGE = 1.5e-6
+#: `_SHOWN_SHARE`: max share of the time left to build and verify the best one after the first annealing.
 #: `_BUILD_TIMES`: time reserved to build and verify one, as a multiple of its estimate.
 _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE, _BUILD_TIMES = 0.8e-6, 0.6, 0.6, 1.25
-_BATCHES_SHARE, _LATE_MIXES_S, _LATE_MIXES_SHARE = 0.6, 1.0, 0.75
+_BATCHES_SHARE, _LATE_MIXES_S, _LATE_MIXES_SHARE, _SHOWN_SHARE = 0.6, 1.0, 0.75, 0.1
 
 
 def offer_estimated(search: Search) -> Search | None:
@@ -317,6 +318,7 @@ class _Forms:
             patient=True,
             fits=fits,
             keep=self._keep,
+            shows=lambda times: _mix_s(times.problem) <= _SHOWN_SHARE * until.left_s,
         )
         if found is not None:
             self._keep(found)
