@@ -58,7 +58,12 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.stopping import BOUND_MET
 from taccl.synthesis.suggesting.chunks import ROUNDED, offer_nearby
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
-from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged, sums_anywhere
+from taccl.synthesis.transforms.exchange import (
+    exchange_s,
+    offer_exchanged,
+    offer_optimal_exchange,
+    sums_anywhere,
+)
 from taccl.synthesis.transforms.switches import by_switches
 from taccl.topology.recognise import grid_of
 
@@ -391,6 +396,7 @@ PROPOSERS: tuple[Turn, ...] = (
         reserve_s=_balanced_s,
         runs_late=True,
     ),
+    Turn(OwnProposer("exchange", offer_optimal_exchange, sums_anywhere), _is_free, improves=True),
     Turn(
         OwnProposer("ruin and recreate", ruin_and_recreate, suits_improvement),
         _is_free,

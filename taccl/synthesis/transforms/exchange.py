@@ -7,6 +7,7 @@ of sends. The path through the tree is one link shorter, as in recursive doublin
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -30,17 +31,27 @@ def exchange_s(problem: Problem, left_s: float) -> float:
     return once_s if once_s <= _EXCHANGE_SHARE * left_s else 0.0
 
 
-def offer_exchanged(search: Search) -> None:
-    """Propose the best schedule along trees, with sums that two ranks complete by an exchange."""
+def offer_optimal_exchange(search: Search) -> None:
+    """Propose sums completed by an exchange if they meet the bound, so that no improvement is needed."""
+    if search.bound is not None:
+        offer_exchanged(search, share=_EXCHANGE_SHARE, latest=search.bound_ticks)
+
+
+def offer_exchanged(search: Search, *, share: float = 1.0, latest: float = math.inf) -> None:
+    """Propose the best schedule along trees, with sums that two ranks complete by an exchange.
+
+    - `share`: Max share of the time left, unless the exchange is brief.
+    - `latest`: Only a schedule that finishes by this tick is proposed.
+    """
     since, schedule = time.monotonic(), search.best_along_trees
     if schedule is None or search.is_met or search.interrupted:
         return
-    if schedule.num_transfers * _EXCHANGE_S_PER_TRANSFER > max(_BRIEF_S, search.deadline.left_s):
+    if schedule.num_transfers * _EXCHANGE_S_PER_TRANSFER > max(_BRIEF_S, share * search.deadline.left_s):
         return
     found = None
     with suppress(InputError, ValueError):  # merged sends may deadlock if exchanged
         found = exchanged(schedule)
-    if found is not None:
+    if found is not None and found.finish_ticks <= latest:
         finish = search.offer_whole(found, producer=found.producer, proposed=True)
         search.record("exchange", "taccl", "done", since, finish_us=finish)
 

@@ -1,6 +1,7 @@
 """Sums that two ranks complete at the same time by an exchange of partial sums."""
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -180,6 +181,16 @@ def test_sums_of_improved_trees_are_exchanged(monkeypatch):
     run(search, turns)
     assert [each.digest() for each in given] == [schedule.digest()]
     assert search.best.producer.endswith("sums exchanged") and search.best.finish_us == 3
+
+
+def test_an_exchange_that_meets_the_bound_precedes_improvement():
+    """An exchange is proposed before improvement only if no schedule finishes earlier than its result."""
+    search, (first, *_) = searching(one_sum(line(4), *ALONG_A_LINE))
+    run(search, [first])
+    assert search.best.finish_us == 4  # without a bound
+    search.prove(taccl.lower_bound(search.problem), time.monotonic())
+    run(search, [first])
+    assert search.best.finish_us == 3 and search.is_met
 
 
 def test_the_best_schedule_along_trees_is_kept_beside_a_better_one():
