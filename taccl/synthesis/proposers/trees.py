@@ -16,6 +16,7 @@ Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics", 
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -37,7 +38,7 @@ from taccl.schedule.schedule import MANY, Schedule
 from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.kernels.queue_kernel import send_along
-from taccl.synthesis.proposers.finer import cut, with_note_on_chunks
+from taccl.synthesis.proposers.finer import cut, is_at_one_rank, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.tree_hops import send_in_turn, send_without_gaps, tree_hops
 from taccl.synthesis.search import Search
@@ -49,8 +50,10 @@ from taccl.topology.fabrics import ring
 
 Shares = Sequence[Fraction]
 #: `_MOST_RANKS`: max ranks for which trees are packed (about 1 s at 64).
+#: `_MOST_OF_ONE`: max (ranks, links) if all trees have one root. Four trees on a torus need 0.5 s of CPU for
+#: 256 ranks, and 11 s for 1,024.
 #: `_MOST_SENDS`: max sends of a schedule along trees.
-_MOST_RANKS, _MOST_SENDS = 96, 350_000
+_MOST_RANKS, _MOST_OF_ONE, _MOST_SENDS = 96, (512, 3_000), 350_000
 #: Schedules of at most this many sends are tried whatever their estimated finish.
 _FEW_SENDS = 10_000
 #: `_SHARE`: share of the time left for the search for trees.
@@ -85,7 +88,11 @@ def may_fill(problem: Problem) -> bool:
     """
     topology, costs = problem.topology, problem.costs
     plain = replace(problem.clauses, links_allowed=None)
-    if topology.num_ranks > _MOST_RANKS or problem.collective.is_met or plain != plain.only("merge"):
+    size, most = (topology.num_ranks, len(topology.links)), _MOST_OF_ONE
+    has_few = all(map(operator.le, size, most)) and is_at_one_rank(problem)
+    if not (has_few or topology.num_ranks <= _MOST_RANKS):
+        return False
+    if problem.collective.is_met or plain != plain.only("merge"):
         return False
     is_long = costs.link_beta * int(costs.chunk_units.max(initial=0)) > costs.link_alpha
     return bool(is_long.any()) and all(tree_counts(phase.problem) is not None for phase in split(problem))
@@ -194,7 +201,8 @@ def _in_chunks(search: Search, shares: Shares | None) -> Iterator[tuple[Problem,
     if suggesting.counts_only and search.is_open:
         numbers = sorted(count for count in suggesting.counts if count <= most)
     # Quick candidates are yielded one by one, before estimates of the others are compared.
-    quick = [count for count in numbers if num_sends * count <= _FEW_SENDS]
+    few = _FEW_SENDS * (whole.topology.num_ranks <= _MOST_RANKS)
+    quick = [count for count in numbers if num_sends * count <= few]
     for some in (*([count] for count in quick), numbers[len(quick) :]):
         problems = [whole if count == 1 else cut(whole, count) for count in some]
         times = [_busy_and_filling(_phases(each, shares)) for each in problems]

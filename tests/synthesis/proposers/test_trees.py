@@ -159,6 +159,18 @@ def test_chunks_for_some_ranks_alone_take_no_spanning_trees():
     assert not may_fill(taccl.make_problem(uneven(), "alltoall", size_bytes="4MB").in_its_chunks)
 
 
+def test_trees_of_one_root_are_packed_on_larger_fabrics():
+    """On a torus of 120 ranks, data of one rank follow four trees; trees of all ranks would take too long."""
+    topology = taccl.topologies.torus(10, 12)
+    broadcast, allgather = (
+        taccl.make_problem(topology, name, size_bytes="64MB").in_its_chunks
+        for name in ("broadcast", "allgather")
+    )
+    assert may_fill(broadcast) and not may_fill(allgather)
+    found = along_trees(broadcast)
+    assert verify(found).ok
+
+
 @pytest.mark.parametrize(("name", "comes_first"), [("broadcast", True), ("allgather", False)])
 def test_trees_for_data_of_one_rank_come_among_the_first(name, comes_first, monkeypatch):
     """They precede baselines in finer chunks, which take longer and finish later."""
