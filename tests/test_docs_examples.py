@@ -118,7 +118,7 @@ def short_searches(monkeypatch):
     monkeypatch.setattr(taccl, "lower_bound", cut(taccl.lower_bound, budget_s=MOST_SECONDS))
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
-    monkeypatch.setattr(chunking, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further
+    monkeypatch.setattr(chunking, "MOST_CUT", 2000)  # a schedule with more transfers is not cut further
     # Tuning starts ranks for each algorithm. To save time, only tests/placement/test_tuning.py tunes alltoall.
     some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce",)}
     monkeypatch.setattr(tuning, "LIBRARY_NAMES", some)

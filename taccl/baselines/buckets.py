@@ -13,6 +13,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.arrays import lexsort, numbered
 from taccl.baselines.chunking import (
+    MOST_CUT,
     cut_chunks,
     cut_while_it_pays,
     held_at_start,
@@ -33,6 +34,9 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import grid_of
+
+#: Max transfers in finer chunks with merged messages, but for sums at all ranks: 0.9 us of CPU for each.
+_MOST_MERGED = 600_000
 
 
 @checked
@@ -115,7 +119,10 @@ def passes(problem: Problem, *, cut: bool) -> tuple[Schedule, Dimensions]:
             ),
         )
 
-    found = cut_while_it_pays(problem, made, name="bucket", cut=cut, parts=2 * len(dims), merges=True)
+    most = MOST_CUT if sums_everywhere(problem) else _MOST_MERGED
+    found = cut_while_it_pays(
+        problem, made, name="bucket", cut=cut, parts=2 * len(dims), merges=True, most_merged=most
+    )
     for number in reversed(range(1, len(dims))):
         parts = 2 * len(dims) * max(prod(dims.sizes[k] for k in along) for along in _orders(dims, number))
         found = or_whole_sums(

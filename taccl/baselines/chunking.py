@@ -44,8 +44,8 @@ _PAYS_EVENLY = Fraction(999, 1000)
 _MOST_OF_WHOLE_SUMS = 80_000
 #: `_LONG_CUT`: a cut of more than four times as many transfers takes long, so that coarser ones come first.
 #: `MANY_CUT`: default max transfers of a schedule that is cut further.
-#: `_MOST_CUT`: max transfers of a schedule after the cut.
-MANY_CUT, _MOST_CUT, _LONG_CUT = 20_000, 100_000, 1_500
+#: `MOST_CUT`: max transfers of a schedule after the cut.
+MANY_CUT, MOST_CUT, _LONG_CUT = 20_000, 100_000, 1_500
 
 
 def run(
@@ -88,6 +88,7 @@ def cut_while_it_pays(
     most_transfers: int = MANY_CUT,
     likely: int = 1,
     asked: Problem | None = None,
+    most_merged: int | None = None,
 ) -> Schedule:
     """Schedule of a problem without its sketch, in finer and finer chunks while that shortens it enough.
 
@@ -100,6 +101,7 @@ def cut_while_it_pays(
     - `most_transfers`: Max transfers of a schedule in finer chunks.
     - `likely`: Number of parts that probably is the best, tried right after half of `parts`; 1 if unknown.
     - `asked`: Problem whose earliest schedule is kept (`keep_soonest`), if links of `problem` merge instead.
+    - `most_merged`: Max transfers after a cut, if each message is one send; default: `MOST_CUT`.
     """
     if not problem.collective.num_chunks:  # without chunks there are no sends
         return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)
@@ -118,7 +120,7 @@ def cut_while_it_pays(
 
     if not (merges and cut and may_merge(problem)):
         return cut_in(problem, kept, cut=cut)
-    together = cut_in(merging(problem), lambda finer: kept(merging(finer)), cut=True)
+    together = cut_in(merging(problem), lambda finer: kept(merging(finer)), cut=True, most_after=most_merged)
     alone = cut_in(problem, kept, cut=False)
     if _alphas_us(alone) < together.finish_us:
         alone = cut_in(problem, kept, cut=True)
@@ -168,6 +170,7 @@ def _cut_while_it_pays(
     pays: Fraction,
     most_transfers: int,
     likely: int,
+    most_after: int | None = None,
 ) -> Schedule:
     made = _whole(problem)
     if name not in made:
@@ -179,7 +182,7 @@ def _cut_while_it_pays(
         best = replace(best, problem=problem)
     if not best.num_transfers:
         return best
-    most = min(_MOST_CUT // best.num_transfers, *problem.chunk_bytes)
+    most = min((most_after or MOST_CUT) // best.num_transfers, *problem.chunk_bytes)
     parts = min(parts, most)
     first: dict[int, Schedule] = {}
     if cut and name in finer:  # continue where an earlier call ended
@@ -218,7 +221,7 @@ def _coarser(parts: int, num_transfers: int) -> list[int]:
     - `num_transfers`: Number of transfers of whole chunks.
     """
     found = []
-    while parts % 4 == 0 and parts // 4 * num_transfers > _LONG_CUT:
+    while parts % 4 == 0 and parts > 4 and parts // 4 * num_transfers > _LONG_CUT:
         parts //= 4
         found.append(parts)
     return found[::-1]

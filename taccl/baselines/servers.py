@@ -23,7 +23,7 @@ from taccl.schedule.schedule import Schedule
 #: Chunks are cut while that saves 0.5 % of the time: only the pulls of the last chunk overlap no other work.
 _PAYS = Fraction(199, 200)
 #: Max sends of schedules in finer chunks (about 5 s of CPU time).
-_MOST_CUT = 100_000
+MOST_CUT = 100_000
 #: Max sends of any schedule; each is a Python object.
 _MOST_SENDS = 200_000
 
@@ -58,7 +58,7 @@ def servers(problem: Problem, *, cut: bool = True, levels: Literal["one", "two"]
     def schedule(form: Literal["one", "two"]) -> Schedule:
         make = _one_level if form == "one" else _two_levels
         return cut_while_it_pays(
-            problem, make, name=f"servers {form}", cut=cut, pays=_PAYS, most_transfers=_MOST_CUT
+            problem, make, name=f"servers {form}", cut=cut, pays=_PAYS, most_transfers=MOST_CUT
         )
 
     if levels is not None:

@@ -67,10 +67,20 @@ def test_one_byte_is_not_cut():
 
 def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
     """Cutting stops at the limit on transfers, even where finer chunks would be faster."""
-    monkeypatch.setattr("taccl.baselines.chunking._MOST_CUT", 40)
+    monkeypatch.setattr("taccl.baselines.chunking.MOST_CUT", 40)
     problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1 << 20)
     found = cut_while_it_pays(problem, lambda each: BASELINES["tree"](each, cut=False), name="here", cut=True)
     assert 20 < found.num_transfers <= 40
+
+
+def test_merged_messages_along_dimensions_are_cut_on_large_tori():
+    """On a torus of 14 x 14, all links are busy only if chunks are cut into four parts, two per dimension."""
+    problem = make_problem(fabrics.torus(14, 14), "allgather", size_bytes=196 * 10**6)
+    found = BASELINES["bucket"](problem)
+    assert found.num_transfers == 4 * 196 * 195 > chunking.MOST_CUT
+    verify(found).raise_if_failed()
+    whole = BASELINES["bucket"](merging(problem), cut=False)
+    assert found.finish_us < 0.6 * whole.finish_us
 
 
 @pytest.mark.slow
