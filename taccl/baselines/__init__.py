@@ -16,7 +16,7 @@ from taccl._internal.arguments import Seconds, checked, known_name
 from taccl._internal.deadline import Deadline
 from taccl._internal.garbage import rarely_collected
 from taccl.baselines.buckets import bucket
-from taccl.baselines.chunking import built_within, keep_soonest, soonest_so_far
+from taccl.baselines.chunking import are_pairs, built_within, keep_soonest, soonest_so_far
 from taccl.baselines.direct import least_one_shot_us, one_shot, pairwise
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
@@ -25,7 +25,7 @@ from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.table import BASELINES, are_pairs, build_times, row_of, soonest_us
+from taccl.baselines.table import BASELINES, build_times, row_of, soonest_us
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError, TopologyError
 from taccl.topology.recognise import grid_of

@@ -14,6 +14,7 @@ from taccl._internal.arguments import checked
 from taccl._internal.arrays import lexsort, numbered
 from taccl.baselines.chunking import (
     MOST_CUT,
+    are_pairs,
     cut_chunks,
     cut_while_it_pays,
     held_at_start,
@@ -23,6 +24,7 @@ from taccl.baselines.chunking import (
     or_whole_sums,
     require_everywhere,
     run,
+    starts_of,
     sums_everywhere,
     without_sketch,
 )
@@ -58,6 +60,9 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     steps. On a torus the bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D; on a mesh they
     take twice as long.
 
+    Chunks from one rank to one rank, as of an alltoall or a scatter, take the shorter way round each ring.
+    Equally many start with each dimension.
+
     Sums of an allreduce may also be collected at hubs (`taccl.baselines.hubs`). On a mesh whose sends merge,
     parts of the chunks follow trees of their own at the same time (`taccl.baselines.tree_mixes`).
 
@@ -69,7 +74,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     Raises
     ------
     CollectiveError
-        If a chunk does not concern every rank, as in alltoall, or the topology is neither torus nor mesh.
+        If a chunk concerns neither every rank nor two ranks, or the topology is neither torus nor mesh.
 
     References
     ----------
@@ -97,12 +102,23 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
 
 def passes(problem: Problem, *, cut: bool) -> tuple[Schedule, Dimensions]:
     """(schedule of `bucket` without hubs and trees, dimensions of the topology)."""
-    require_everywhere(problem, baseline="bucket")
+    is_exchange = are_pairs(problem) and not (problem.collective.combining or problem.collective.derivations)
+    if not is_exchange:
+        require_everywhere(problem, baseline="bucket")
     dims = grid_of(problem.topology)
     if dims is None:
         raise CollectiveError(
             f"bucket needs a torus or a mesh, but found {problem.topology.name}; use ring", where="baseline"
         )
+
+    def exchanged(problem: Problem) -> Schedule:
+        return fastest_form(problem, [("bucket", _exchange(problem, dims))])
+
+    if is_exchange:
+        found = cut_while_it_pays(
+            problem, exchanged, name="bucket", cut=cut, merges=True, most_merged=_MOST_MERGED
+        )
+        return found, dims
 
     def made(problem: Problem) -> Schedule:
         forms = (
@@ -171,6 +187,43 @@ def _fill(problem: Problem, *, dims: Dimensions, directions: int) -> Sends:
             at, what, up = (np.concatenate(each) for each in zip(*held, strict=True))
             order = lexsort((at,))
             at, what, up = at[order], what[order], up[order]
+    return routed(problem, Moves.of(moves))
+
+
+def _exchange(problem: Problem, dims: Dimensions) -> Sends:
+    """Sends of chunks from one rank to one rank along all dimensions, the shorter way round each ring.
+
+    The distance to the destination decides with which dimension a chunk starts, and the way at ties.
+    """
+    collective = problem.collective
+    ends = np.array([ranks[0] for ranks in collective.destination_sets.sets], np.int64)
+    src, dst = starts_of(problem), ends[collective.destination_sets.of_chunk]
+    begin, sizes = dims.digits(src), np.array(dims.sizes)[:, None]
+    offset = dims.digits(dst) - begin
+    rings = np.array([each.kind == "ring" for each in dims])[:, None]
+    offset = np.where(rings, offset % sizes, offset)
+    total = np.abs(offset).sum(axis=0)
+    is_half, is_down = 2 * offset == sizes, (total - np.abs(offset)) // len(dims) % 2 == 1
+    back = rings & ((2 * offset > sizes) | (is_half & is_down))
+    offset = np.where(back, offset - sizes, offset)
+    moves: list[Row] = []
+    for part in range(len(dims)):
+        here, first = np.flatnonzero(total % len(dims) == part), 0
+        at = src[here]
+        for k in (*range(part, len(dims)), *range(part)):
+            size, stride = dims.sizes[k], dims.strides[k]
+            digit, reach = begin[k, here], np.abs(offset[k, here])
+            way = np.sign(offset[k, here])
+            for step in range(int(reach.max(initial=0))):
+                goes = np.flatnonzero(step < reach)
+                one, two = (
+                    at[goes] + ((digit[goes] + way[goes] * s) % size - digit[goes]) * stride
+                    for s in (step, step + 1)
+                )
+                order = lexsort((two, one))
+                moves.append((first + step, here[goes[order]], one[order], two[order], False))
+            first += size // 2 if rings[k] else size - 1
+            at = at + ((digit + offset[k, here]) % size - digit) * stride
     return routed(problem, Moves.of(moves))
 
 

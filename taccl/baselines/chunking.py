@@ -380,6 +380,12 @@ def without_sketch(problem: Problem) -> Problem:
     return replace(problem, clauses=problem.clauses.only("merge"))
 
 
+def are_pairs(problem: Problem) -> bool:
+    """True if each chunk goes from one rank to one rank, as in an alltoall."""
+    collective = problem.collective
+    return all((ends.sizes == 1).all() for ends in (collective.origin_sets, collective.destination_sets))
+
+
 def starts_of(problem: Problem) -> Ints:
     """Rank at which each chunk starts, (num_chunks,); the first one if there are several origins."""
     origins = problem.collective.origin_sets

@@ -36,7 +36,7 @@ from taccl.topology.translations import (
 #: Max transfers of an explicit schedule.
 _MOST_LISTED = 5_000_000
 #: Max transfers of a schedule that is also tried with merged sends (about 1 s).
-_MOST_MERGED = 40_000
+_MOST_MERGED = 600_000
 
 
 def translations_along(dims: Dimensions) -> Translations:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from taccl.baselines.buckets import bucket
-from taccl.baselines.chunking import soonest_cut_us, starts_of
+from taccl.baselines.chunking import are_pairs, soonest_cut_us, starts_of
 from taccl.baselines.direct import one_shot, pairwise
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
@@ -179,12 +179,6 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
 def phases_of(problem: Problem) -> int:
     """Number of phases: 2 if sums are made and then spread, as in an allreduce; else 1."""
     return 1 + (problem.collective.sums_up and not problem.collective.stays_at_roots)
-
-
-def are_pairs(problem: Problem) -> bool:
-    """True if each chunk goes from one rank to one rank, as in an alltoall."""
-    collective = problem.collective
-    return all((ends.sizes == 1).all() for ends in (collective.origin_sets, collective.destination_sets))
 
 
 def num_arrivals(problem: Problem) -> int:

@@ -115,6 +115,29 @@ def test_buckets_with_whole_sums_take_what_their_formula_says(sizes, num_bytes, 
     assert found.finish_us <= 1.01 * least and taccl.verify(found).ok
 
 
+@pytest.mark.parametrize(("sizes", "num_bytes"), [((4, 4), 10**6), ((8, 8), 64_000), ((4, 4, 4), 16_000)])
+def test_an_alltoall_keeps_all_links_of_a_torus_busy(sizes, num_bytes):
+    """A chunk passes a quarter of a dimension's links on average, and all ports share its bytes.
+
+    Latencies of the longest way are added, and those of steps that carry few chunks.
+    """
+    found = bucket(taccl.make_problem(taccl.topologies.torus(*sizes), "alltoall", size_bytes=num_bytes))
+    steps, size = sum(each // 2 for each in sizes), sizes[0]
+    busy_us = num_bytes * BETA * size / 8
+    assert steps * ALPHA + busy_us <= found.finish_us <= steps * ALPHA + 1.33 * busy_us
+    assert taccl.verify(found).ok
+
+
+@pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
+@pytest.mark.parametrize("name", ["alltoall", "scatter", "gather"])
+@pytest.mark.parametrize("sizes", [(3, 5), (2, 3, 4)])
+def test_chunks_of_two_ranks_pass_unlike_dimensions(sizes, name, make):
+    """Chunks from one rank to one rank pass dimensions of even and odd sizes, whole or cut."""
+    problem = taccl.make_problem(make(*sizes), name, size_bytes=24_000)
+    for cut in (False, True):
+        assert taccl.verify(bucket(problem, cut=cut)).ok
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
 @pytest.mark.parametrize("sizes", [(3, 5), (2, 3, 4)])

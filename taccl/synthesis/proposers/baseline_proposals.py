@@ -15,8 +15,8 @@ from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.chunking import built_within
-from taccl.baselines.table import BASELINES, are_pairs, competes_in, num_arrivals, phases_of, row_of
+from taccl.baselines.chunking import are_pairs, built_within
+from taccl.baselines.table import BASELINES, competes_in, num_arrivals, phases_of, row_of
 from taccl.baselines.table import build_times as baseline_times
 from taccl.errors import InputError
 from taccl.problem.alltoallv import is_uneven

@@ -16,6 +16,7 @@ from taccl.baselines import baseline
 from taccl.baselines.buckets import passes
 from taccl.baselines.chunking import (
     MANY_CUT,
+    are_pairs,
     cut_chunks,
     finest,
     may_merge,
@@ -26,7 +27,7 @@ from taccl.baselines.chunking import (
 from taccl.baselines.hierarchical import dimensions_of
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.rails import estimated_us
-from taccl.baselines.table import BASELINES, TABLE, are_pairs, row_of, soonest_us
+from taccl.baselines.table import BASELINES, TABLE, row_of, soonest_us
 from taccl.baselines.tree_mixes import MOST_TRANSFERS, soonest_plan
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.chunks import RankSets
@@ -125,9 +126,9 @@ def offer_hubs(search: Search) -> Search | None:
 
 def prefers_passes(problem: Problem) -> bool:
     """True if the bucket algorithm usually is the first baseline to finish, and may support the problem."""
-    if grid_of(problem.topology) is None or is_at_one_rank(problem) or are_pairs(problem):
+    if grid_of(problem.topology) is None:
         return False
-    return preferred(problem)[0] == "bucket"
+    return are_pairs(problem) or (not is_at_one_rank(problem) and preferred(problem)[0] == "bucket")
 
 
 def offer_passes(search: Search) -> Search | None:

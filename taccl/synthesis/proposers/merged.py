@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.baselines.chunking import may_merge, merging
+from taccl.baselines.chunking import are_pairs, may_merge, merging
 from taccl.baselines.moves import Sends
-from taccl.baselines.table import are_pairs
 from taccl.problem.costs import wide_links
 from taccl.schedule.combine import back_in_time, reverse
 from taccl.synthesis.bounding import look_for_bound_over_all_chunkings

@@ -59,7 +59,7 @@ def test_the_earliest_baseline_is_cut_again_while_that_pays():
     ("topology", "collective", "is_preferred"),
     [
         ("mesh:3x3", "allreduce", True),
-        ("mesh:3x3", "alltoall", False),
+        ("mesh:3x3", "alltoall", True),
         ("mesh:3x3", "broadcast", False),
         ("fully-connected:4", "allreduce", False),
     ],
