@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag, ValidationError
 
 from taccl._internal.arguments import quoted
 from taccl._internal.names import did_you_mean
@@ -89,7 +89,7 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str, str]:
     if kind == "missing":
         return path, "found nothing; this field is required", "; add it"
     if kind == "extra_forbidden":
-        known = _fields_at(model, loc[:-1])
+        known = list(_by_name(_model_at(model, loc[:-1])))
         advice = did_you_mean(str(loc[-1]), known) or "; remove it"
         return path, f"found an unknown field; expected one of {', '.join(known)}", advice
     context = error.get("ctx", {})
@@ -98,8 +98,12 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str, str]:
         return path, cause.message if isinstance(cause, InputError) else str(cause), ""
     expected = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
     expected = (expected[:1].lower() + expected[1:]).partition(", unable")[0]
-    if kind == "union_tag_invalid":
-        expected = " or ".join(UNION_TAGS[tag.strip("'")] for tag in context["expected_tags"].split(", "))
+    if kind == "union_tag_invalid" or (kind == "literal_error" and "as-word" in error["loc"]):
+        expected = " or ".join(_forms(_annotation_at(model, loc)))
+    elif kind == "tuple_type" and isinstance(value, dict) and _model_at(model, loc):
+        header = ".".join(part for part in loc if isinstance(part, str))
+        advice = f"; write [[{header}]] (JSON: [{{...}}])"
+        return path, "found one table; expected a list of tables", advice
     elif kind in ("tuple_type", "model_type"):
         expected = "a list" if kind == "tuple_type" else "a table"
     elif kind in ("too_short", "too_long"):
@@ -113,14 +117,32 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str, str]:
     return path, f"found {found}; expected {expected}", "; correct the value"
 
 
-def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
-    """Names of the fields that a file may have at a path."""
+def _by_name(model: type[BaseModel]) -> dict[str, Any]:
+    """{name in a file: field} of a model."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _annotation_at(model: type[BaseModel], loc: Sequence[int | str]) -> Any:
+    """Annotation of the innermost known field on a path; the model itself if there is none."""
     here: Any = model
     for part in loc:
-        if isinstance(part, str) and isinstance(here, type) and issubclass(here, BaseModel):
-            by_name = {field.alias or name: field for name, field in here.model_fields.items()}
-            here = _model_in(by_name[part].annotation) if part in by_name else here
-    return [field.alias or name for name, field in here.model_fields.items()]
+        fields = _by_name(owner) if (owner := _model_in(here)) else {}
+        here = fields[part].annotation if part in fields else here
+    return here
+
+
+def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> Any:
+    """Model of the table at a path; None if the field at the path is no table."""
+    return _model_in(_annotation_at(model, loc))
+
+
+def _forms(annotation: Any) -> list[str]:
+    """Descriptions of the forms that a field may have, from the tags of its union; its words are quoted."""
+    parts = typing.get_args(annotation)
+    tag = next((part.tag for part in parts if isinstance(part, Tag)), None)
+    if tag == "as-word":
+        return [repr(word) for word in typing.get_args(parts[0])]
+    return [UNION_TAGS[tag]] if tag else [form for part in parts for form in _forms(part)]
 
 
 def _model_in(annotation: Any) -> Any:

@@ -7,9 +7,9 @@ ranks. `Sketch()` restricts nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
 from taccl._internal.arguments import Count, checked
 from taccl._internal.reading import parse_json, parse_toml, toml_document, toml_text
@@ -27,6 +27,7 @@ from taccl.sketch.tables import (
     Routing,
     SwitchSketch,
     Symmetry,
+    check_group_names,
     optional,
 )
 from taccl.topology.topology import Topology
@@ -48,7 +49,7 @@ class Sketch(Table):
     intranode: Intranode = Field(default_factory=Intranode)
     switch: tuple[SwitchSketch, ...] = ()
     symmetry: tuple[Symmetry, ...] = ()
-    group: tuple[ProcessGroup, ...] = ()
+    group: Annotated[tuple[ProcessGroup, ...], AfterValidator(check_group_names)] = ()
     objective: Objective = Field(default_factory=Objective)
     routing: Routing = Field(default_factory=Routing)
     merging: Merging = Field(default_factory=Merging)

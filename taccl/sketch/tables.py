@@ -168,6 +168,15 @@ class ProcessGroup(Table):
     )
 
 
+def check_group_names(groups: tuple[ProcessGroup, ...]) -> tuple[ProcessGroup, ...]:
+    """Check that process groups have different names; return them."""
+    names = [group.name for group in groups]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"found {repeated!r} more than once; expected a different name for each [[group]]")
+    return groups
+
+
 class Objective(Table):
     """Secondary terms of the routing objective, added to the finish."""
 
