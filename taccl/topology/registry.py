@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,6 +78,9 @@ def find_kind(kind: str, name: str) -> str:
     """Name of the machine or fabric that a spelling matches. Raises `TopologyError` if there is none."""
     known = (*machines.MACHINES, *FABRICS)
     found = matching(kind, known)
+    if found is None and os.path.isfile(name):
+        said = f"found the file {name!r}; expected a name: read the file with taccl.topologies.load"
+        raise TopologyError(said, where="topology")
     if found is None:
         hint = did_you_mean(kind, known)
         expected = "a machine such as ndv2, or a fabric such as ring:8" if hint else _expected()

@@ -73,6 +73,7 @@ def test_keywords_are_passed_on():
         ("dgx3", {}, "expected a machine such as .*ring:8; did you mean 'dgx"),
         ("", {}, "expected a machine .ndv2, dgx1, .*ring:8"),
         (None, {}, "found None"),
+        (__file__, {}, "found the file .*: read the file with taccl.topologies.load"),
         ("ring", {}, "ring: size: found no size; expected a size as in 'ring:8'"),
         ("ring:4x4", {}, "ring: size: found '4x4'"),
         ("mesh:4x", {}, "expected a size as in 'mesh:4x4'"),
