@@ -128,6 +128,22 @@ def test_an_alltoall_keeps_all_links_of_a_torus_busy(sizes, num_bytes):
     assert taccl.verify(found).ok
 
 
+@pytest.mark.parametrize(("make", "ports"), [(taccl.topologies.torus, 4), (mesh, 2)])
+@pytest.mark.parametrize("name", ["scatter", "gather"])
+def test_a_scatter_sends_what_goes_farthest_first(name, make, ports):
+    """Chunks for a row or column of 16 x 16 ranks are one message: it waits for others at the root only.
+
+    Of the root's port, a message occupies a latency and the time of its bytes. On its way it needs as many
+    latencies as the root is far, while the following messages are sent.
+    """
+    num_bytes = 10**6
+    found = bucket(taccl.make_problem(make(16, 16), name, size_bytes=num_bytes))
+    far = 16 if ports == 4 else 30
+    port_us = num_bytes * BETA / ports + far / 2 * ALPHA
+    assert found.finish_us <= port_us + 1.1 * far / 2 * ALPHA
+    assert taccl.verify(found).ok
+
+
 @pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
 @pytest.mark.parametrize("name", ["alltoall", "scatter", "gather"])
 @pytest.mark.parametrize("sizes", [(3, 5), (2, 3, 4)])
