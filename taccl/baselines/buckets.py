@@ -224,6 +224,7 @@ def _along_all(dims: Dimensions, src: Ints, dst: Ints, number: int) -> Moves:
     is_half, is_down = 2 * offset == sizes, (total - np.abs(offset)) // len(dims) % 2 == 1
     back = rings & ((2 * offset > sizes) | (is_half & is_down))
     offset = np.where(back, offset - sizes, offset)
+    longest = int(np.abs(offset).max(initial=0))
     moves: list[Row] = []
     for part in range(len(dims)):
         here, first = np.flatnonzero(total % len(dims) == part), 0
@@ -242,7 +243,7 @@ def _along_all(dims: Dimensions, src: Ints, dst: Ints, number: int) -> Moves:
                     order = lexsort((two, one))
                     waits = most - far if far else 0
                     moves.append((first + waits + step, here[goes[order]], one[order], two[order], False))
-            first += size // 2 if rings[k] else size - 1
+            first += longest
             at = at + ((digit + offset[k, here]) % size - digit) * stride
     return Moves.of(moves)
 
