@@ -11,7 +11,7 @@ from operator import itemgetter
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl._internal.arrays import distinct, lexsort, numbered
+from taccl._internal.arrays import lexsort, numbered
 from taccl.baselines.chunking import (
     MOST_CUT,
     are_pairs,
@@ -24,10 +24,10 @@ from taccl.baselines.chunking import (
     or_whole_sums,
     require_everywhere,
     run,
-    starts_of,
     sums_everywhere,
     without_sketch,
 )
+from taccl.baselines.exchanges import exchanges
 from taccl.baselines.forms import fastest, fastest_form
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
@@ -112,7 +112,7 @@ def passes(problem: Problem, *, cut: bool) -> tuple[Schedule, Dimensions]:
         )
 
     def exchanged(problem: Problem) -> Schedule:
-        return fastest_form(problem, _exchanges(problem, dims))
+        return fastest_form(problem, exchanges(problem, dims))
 
     if is_exchange:
         found = cut_while_it_pays(
@@ -188,64 +188,6 @@ def _fill(problem: Problem, *, dims: Dimensions, directions: int) -> Sends:
             order = lexsort((at,))
             at, what, up = at[order], what[order], up[order]
     return routed(problem, Moves.of(moves))
-
-
-def _exchanges(problem: Problem, dims: Dimensions) -> Iterator[tuple[str, Sends]]:
-    """Forms of sends of chunks from one rank to one rank; several if all chunks start or end at one rank.
-
-    Chunks for one rank are sent as from it, in reversed time.
-    """
-    collective = problem.collective
-    ends = np.array([ranks[0] for ranks in collective.destination_sets.sets], np.int64)
-    src, dst = starts_of(problem), ends[collective.destination_sets.of_chunk]
-    gathers, scatters = (len(distinct(each)) == 1 for each in (dst, src))
-    for number in range(1 + len(dims) if gathers or scatters else 1):
-        moves = _along_all(dims, dst, src, number) if gathers else _along_all(dims, src, dst, number)
-        if gathers:
-            moves = moves.reversed()
-            moves = moves._replace(adds=np.zeros(len(moves.chunk), bool))
-        yield "bucket", routed(problem, moves)
-
-
-def _along_all(dims: Dimensions, src: Ints, dst: Ints, number: int) -> Moves:
-    """Moves of chunks along one dimension after another, the shorter way round each ring.
-
-    The distance to the destination decides with which dimension a chunk starts, and the way at ties.
-
-    - `src`, `dst`: Source and destination of each chunk.
-    - `number`: Number of passes in which chunks that go farther are messages of their own, and leave first.
-      In later passes, all chunks of a link and a step are one message.
-    """
-    begin, sizes = dims.digits(src), np.array(dims.sizes)[:, None]
-    offset = dims.digits(dst) - begin
-    rings = np.array([each.kind == "ring" for each in dims])[:, None]
-    offset = np.where(rings, offset % sizes, offset)
-    total = np.abs(offset).sum(axis=0)
-    is_half, is_down = 2 * offset == sizes, (total - np.abs(offset)) // len(dims) % 2 == 1
-    back = rings & ((2 * offset > sizes) | (is_half & is_down))
-    offset = np.where(back, offset - sizes, offset)
-    longest = int(np.abs(offset).max(initial=0))
-    moves: list[Row] = []
-    for part in range(len(dims)):
-        here, first = np.flatnonzero(total % len(dims) == part), 0
-        at = src[here]
-        for turn, k in enumerate((*range(part, len(dims)), *range(part))):
-            size, stride = dims.sizes[k], dims.strides[k]
-            digit, reach, way = begin[k, here], np.abs(offset[k, here]), np.sign(offset[k, here])
-            most = int(reach.max(initial=0))
-            for far in range(1, most + 1) if turn < number else [0]:
-                for step in range(far or most):
-                    goes = np.flatnonzero(reach == far if far else step < reach)
-                    one, two = (
-                        at[goes] + ((digit[goes] + way[goes] * s) % size - digit[goes]) * stride
-                        for s in (step, step + 1)
-                    )
-                    order = lexsort((two, one))
-                    waits = most - far if far else 0
-                    moves.append((first + waits + step, here[goes[order]], one[order], two[order], False))
-            first += longest
-            at = at + ((digit + offset[k, here]) % size - digit) * stride
-    return Moves.of(moves)
 
 
 def _scatter_and_sum(problem: Problem, dims: Dimensions, number: int) -> Sends:
