@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 def exchanges(problem: Problem, dims: Dimensions) -> Iterator[tuple[str, Sends]]:
-    """Forms of sends of chunks from one rank to one rank; several if all chunks start or end at one rank.
+    """Forms of sends of chunks from one rank to one rank.
 
-    Chunks for one rank are sent as from it, in reversed time.
+    There are several if all chunks start or end at one rank, and along lines: there, chunks that go farther
+    have to leave first. Chunks for one rank are sent as from it, in reversed time.
     """
     collective = problem.collective
     ends = np.array([ranks[0] for ranks in collective.destination_sets.sets], np.int64)
     src, dst = starts_of(problem), ends[collective.destination_sets.of_chunk]
     gathers, scatters = (len(distinct(each)) == 1 for each in (dst, src))
-    for number in range(1 + len(dims) if gathers or scatters else 1):
+    have_lines = any(each.kind == "line" and each.size > 2 for each in dims)
+    for number in range(1 + len(dims) if gathers or scatters or have_lines else 1):
         moves = _along_all(dims, dst, src, number) if gathers else _along_all(dims, src, dst, number)
         if gathers:
             moves = moves.reversed()

@@ -131,6 +131,16 @@ def test_an_alltoall_keeps_all_links_of_a_torus_busy(sizes, num_bytes):
     assert taccl.verify(found).ok
 
 
+@pytest.mark.parametrize(("sizes", "num_bytes"), [((4, 8), 16 * 10**6), ((3, 3), 10**7)])
+def test_an_alltoall_keeps_the_middle_links_of_a_mesh_busy(sizes, num_bytes):
+    """Half of each rank's bytes pass the middle of the longest line, or somewhat less if its size is odd."""
+    found = bucket(taccl.make_problem(mesh(*sizes), "alltoall", size_bytes=num_bytes))
+    size = max(sizes)
+    busy_us = num_bytes * BETA * (size // 2) * (size - size // 2) / size
+    assert busy_us < found.finish_us <= 1.06 * busy_us
+    assert taccl.verify(found).ok
+
+
 @pytest.mark.parametrize(("make", "ports"), [(taccl.topologies.torus, 4), (mesh, 2)])
 @pytest.mark.parametrize("name", ["scatter", "gather"])
 def test_a_scatter_sends_what_goes_farthest_first(name, make, ports):
