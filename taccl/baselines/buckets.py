@@ -28,7 +28,7 @@ from taccl.baselines.chunking import (
     without_sketch,
 )
 from taccl.baselines.exchanges import exchanges
-from taccl.baselines.forms import fastest, fastest_form
+from taccl.baselines.forms import fastest, fastest_form, fastest_in_turn
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
 from taccl.errors import CollectiveError
@@ -112,7 +112,7 @@ def passes(problem: Problem, *, cut: bool) -> tuple[Schedule, Dimensions]:
         )
 
     def exchanged(problem: Problem) -> Schedule:
-        return fastest_form(problem, exchanges(problem, dims))
+        return fastest_in_turn(problem, exchanges(problem, dims))
 
     if is_exchange:
         found = cut_while_it_pays(

@@ -9,33 +9,54 @@ import numpy as np
 
 from taccl._internal.arrays import distinct, lexsort
 from taccl.baselines.chunking import starts_of
+from taccl.baselines.forms import Form
 from taccl.baselines.moves import Moves, routed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taccl.baselines.moves import Ints, Row, Sends
     from taccl.problem.problem import Problem
     from taccl.topology.products import Dimensions
 
+#: Number of chunks above which only one form is built (about 0.5 s of CPU each).
+_MANY_CHUNKS = 20_000
 
-def exchanges(problem: Problem, dims: Dimensions) -> Iterator[tuple[str, Sends]]:
+
+def exchanges(problem: Problem, dims: Dimensions) -> list[Form]:
     """Forms of sends of chunks from one rank to one rank.
 
     There are several if all chunks start or end at one rank, and along lines: there, chunks that go farther
-    have to leave first. Chunks for one rank are sent as from it, in reversed time.
+    have to leave first. Of many chunks, only the form with the earliest estimate is built.
     """
     collective = problem.collective
     ends = np.array([ranks[0] for ranks in collective.destination_sets.sets], np.int64)
     src, dst = starts_of(problem), ends[collective.destination_sets.of_chunk]
     gathers, scatters = (len(distinct(each)) == 1 for each in (dst, src))
-    have_lines = any(each.kind == "line" and each.size > 2 for each in dims)
-    for number in range(1 + len(dims) if gathers or scatters or have_lines else 1):
-        moves = _along_all(dims, dst, src, number) if gathers else _along_all(dims, src, dst, number)
-        if gathers:
-            moves = moves.reversed()
-            moves = moves._replace(adds=np.zeros(len(moves.chunk), bool))
-        yield "bucket", routed(problem, moves)
+    longest = max((each.size for each in dims if each.kind == "line"), default=2)
+    numbers = list(range(1 + len(dims) if gathers or scatters or longest > 2 else 1))
+    if not (gathers or scatters):
+        numbers = sorted(numbers, key=lambda number: _estimate(problem, len(dims), longest, number))
+        numbers = numbers[: 1 if collective.num_chunks > _MANY_CHUNKS else None]
+    return [Form("bucket", partial(_sends, problem, dims, src, dst, gathers, number)) for number in numbers]
+
+
+def _estimate(problem: Problem, num_dims: int, longest: int, number: int) -> float:
+    """Approximate finish of an alltoall along lines, in ticks (fitted to meshes of 16 to 256 ranks).
+
+    - `longest`: Ranks in the longest line.
+    - `number`: Number of passes with messages by distance, as in `_along_all`.
+    """
+    costs, share = problem.costs, number / num_dims
+    busy = costs.link_beta.max(initial=0) * costs.chunk_units.sum() * longest / 4 / problem.topology.num_ranks
+    steps = num_dims * ((1 - share) * longest + share * 0.22 * longest**2)
+    return float(costs.link_alpha.max(initial=0) * steps + (1.75 - 0.75 * share) * busy)
+
+
+def _sends(problem: Problem, dims: Dimensions, src: Ints, dst: Ints, gathers: bool, number: int) -> Sends:
+    """Sends of the moves of `_along_all`; those to one rank are moves from it in reversed time."""
+    if not gathers:
+        return routed(problem, _along_all(dims, src, dst, number))
+    moves = _along_all(dims, dst, src, number).reversed()
+    return routed(problem, moves._replace(adds=np.zeros(len(moves.chunk), bool)))
 
 
 def _along_all(dims: Dimensions, src: Ints, dst: Ints, number: int) -> Moves:
