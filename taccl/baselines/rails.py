@@ -83,11 +83,16 @@ def by_rails(problem: Problem, *, over: str, group: int = 1) -> Sends:
 
 
 def best_cut(problem: Problem, *, most_transfers: int) -> int:
-    """Number of parts per chunk for `by_rails`: the least one whose estimate is within 1 % of the best."""
+    """Number of parts per chunk for `by_rails`: the least one whose estimate is within 1 % of the best.
+
+    Numbers that fill whole turns are tried, too: in the last turn of others, some ranks of a node are idle.
+    """
     transfers = problem.collective.num_chunks * (problem.topology.num_ranks - 1)
     most = min(most_transfers // transfers, *problem.chunk_bytes)
     powers = [1 << k for k in range(max(1, most.bit_length()))]
-    choices = [*powers, *(3 * each for each in powers if 3 * each <= most)]
+    size, held = len(problem.topology.ranks_of_node[0]), int(np.bincount(held_at_start(problem)[0]).max())
+    turns = [each * size // held for each in (*powers, *(3 * each for each in powers))]
+    choices = sorted({*powers, *(3 * each for each in powers), *turns} & set(range(1, max(1, most) + 1)))
     estimates = {parts: min(_estimates(problem, parts).values()) for parts in choices}
     least = min(estimates.values())
     return min(parts for parts, estimate in estimates.items() if 0.99 * estimate <= least)

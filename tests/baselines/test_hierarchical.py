@@ -164,6 +164,12 @@ def test_more_bytes_are_cut_into_more_parts():
     assert parts[0] <= 2 and parts[-1] == 512
 
 
+def test_parts_fill_whole_turns():
+    """A broadcast from a node of 72 ranks is cut into a multiple of 72."""
+    problem = taccl.make_problem(taccl.topologies.gb200_nvl72(nodes=2), "broadcast", size_bytes="64MB")
+    assert best_cut(problem, most_transfers=143 * 300) == 288
+
+
 @pytest.mark.parametrize(("collective", "protocol"), [("broadcast", "ll"), ("reduce", "simple")])
 def test_the_finish_of_a_broadcast_is_estimated(collective, protocol):
     """The estimated finish of data of one rank is at most 8 % late; other collectives have none."""
