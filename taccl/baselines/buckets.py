@@ -27,7 +27,7 @@ from taccl.baselines.chunking import (
     sums_everywhere,
     without_sketch,
 )
-from taccl.baselines.exchanges import exchanges
+from taccl.baselines.exchanges import MANY_CHUNKS, exchanges
 from taccl.baselines.forms import fastest, fastest_form, fastest_in_turn
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
@@ -111,12 +111,18 @@ def passes(problem: Problem, *, cut: bool) -> tuple[Schedule, Dimensions]:
             f"bucket needs a torus or a mesh, but found {problem.topology.name}; use ring", where="baseline"
         )
 
-    def exchanged(problem: Problem) -> Schedule:
-        return fastest_in_turn(problem, exchanges(problem, dims))
+    # Many chunks are exchanged in merged messages only, as single ones take longer to time.
+    has_many = problem.collective.num_chunks > MANY_CHUNKS
+    are_merged = has_many and cut and may_merge(problem)
+
+    def exchanged(finer: Problem) -> Schedule:
+        finer = merging(finer) if are_merged else finer
+        return fastest_in_turn(finer, exchanges(finer, dims))
 
     if is_exchange:
+        together = merging(problem) if are_merged else problem
         found = cut_while_it_pays(
-            problem, exchanged, name="bucket", cut=cut, merges=True, most_merged=_MOST_MERGED
+            together, exchanged, name="bucket", cut=cut, merges=not are_merged, asked=problem
         )
         return found, dims
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.topology.products import Dimensions
 
-#: Number of chunks above which only one form is built (about 0.5 s of CPU each).
-_MANY_CHUNKS = 20_000
+#: Number of chunks above which only one form is built, in merged messages (about 0.5 s of CPU each).
+MANY_CHUNKS = 20_000
 
 
 def exchanges(problem: Problem, dims: Dimensions) -> list[Form]:
@@ -35,7 +35,7 @@ def exchanges(problem: Problem, dims: Dimensions) -> list[Form]:
     numbers = list(range(1 + len(dims) if gathers or scatters or longest > 2 else 1))
     if not (gathers or scatters):
         numbers = sorted(numbers, key=lambda number: _estimate(problem, len(dims), longest, number))
-        numbers = numbers[: 1 if collective.num_chunks > _MANY_CHUNKS else None]
+        numbers = numbers[: 1 if collective.num_chunks > MANY_CHUNKS else None]
     return [Form("bucket", partial(_sends, problem, dims, src, dst, gathers, number)) for number in numbers]
 
 
