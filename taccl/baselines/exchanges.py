@@ -25,7 +25,7 @@ def exchanges(problem: Problem, dims: Dimensions) -> list[Form]:
     """Forms of sends of chunks from one rank to one rank.
 
     There are several if all chunks start or end at one rank, and along lines: there, chunks that go farther
-    have to leave first. Of many chunks, only the form with the earliest estimate is built.
+    have to leave first. With many chunks, only the form with the earliest estimate is built.
     """
     collective = problem.collective
     ends = np.array([ranks[0] for ranks in collective.destination_sets.sets], np.int64)

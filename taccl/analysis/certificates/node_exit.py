@@ -219,7 +219,7 @@ def _worth(
 
 
 def _gains(nodes: _Nodes, shifts: tuple[int, int], cells: int, costs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Price of each contribution in a send between nodes, less the costs of bringing them to it.
+    """Gain of each contribution: its price in a send between nodes, less the costs of bringing it there.
 
     - `shifts`: Min cells from the end of a hold to the start of a send between nodes that follows, for holds
       inside nodes and for those between nodes.
