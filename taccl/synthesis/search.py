@@ -50,6 +50,8 @@ _LEAST_IDLE_S = 1.0
 _NOTABLE_S, _NOTABLE_SHARE = 0.03, 0.01
 #: Seconds past the deadline of a search after which a solver that has not ended is killed.
 _SOLVER_LATE_S = 0.75
+#: Share of the limit by which baselines may be late if no time is to be left for the search.
+_LATE_SHARE = 0.2
 
 
 @dataclass
@@ -339,6 +341,15 @@ class Search:
             yield
         finally:
             self.allow(-seconds)
+
+    @property
+    def baselines_take_all(self) -> bool:
+        """True if baselines may be late by a large share of the limit, which leaves the search no time.
+
+        That is so for short limits on busy machines. With a longer limit, baselines leave time.
+        """
+        options = self.options
+        return self.deadline.at_s - options.ends_s > _LATE_SHARE * (options.ends_s - options.began_s)
 
     @contextmanager
     def keeping(self, seconds: float) -> Iterator[None]:

@@ -228,8 +228,8 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
 
 def offer_cut_first(search: Search) -> Search | None:
     """Propose baselines in finer chunks before the search, in a share of the time."""
-    is_postponed = search.deadline.at_s > search.options.ends_s  # then no time is left for the search
-    limit_s = for_baselines_s(search.deadline, _CUT_SHARE, 1.0 if is_postponed else MOST_FIRST_SHARE)
+    most = 1.0 if search.baselines_take_all else MOST_FIRST_SHARE
+    limit_s = for_baselines_s(search.deadline, _CUT_SHARE, most)
     return offer_cut(search, search.deadline.sooner(limit_s))
 
 

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from fractions import Fraction
 from importlib import import_module
+from itertools import permutations
 
 import pytest
 
@@ -345,7 +346,8 @@ def test_a_mixed_plan_may_take_longer_to_build_than_estimated(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("left_s", "ends_s", "share"), [(1000, 2000, 0.6), (1000, 0, 0.75), (100, 0, 1.0), (0, -1, 1.0)]
+    ("left_s", "ends_s", "share"),
+    [(1000, 2000, 0.6), (1000, 900, 0.6), (1000, 0, 0.75), (100, 0, 1.0), (0, -1, 1.0)],
 )
 def test_late_mixed_plans_leave_time_for_other_baselines(left_s, ends_s, share, monkeypatch):
     """After the time limit, other baselines have a quarter of the time, unless mixed plans need it.
@@ -355,9 +357,23 @@ def test_late_mixed_plans_leave_time_for_other_baselines(left_s, ends_s, share, 
     monkeypatch.setattr(estimating, "busy_factor", lambda: 100.0)
     monkeypatch.setattr(estimating, "_LEAST_FORMS_S", 0.0)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
-    options = Options(ends_s=time.monotonic() + ends_s)
+    began_s = time.monotonic()
+    options = Options(began_s=began_s, ends_s=began_s + ends_s)
     forms = estimating._Forms(Search(problem, options, Deadline.after(left_s)), problem)
     assert forms.mixes_share == pytest.approx(share, rel=0.01)
+
+
+@pytest.mark.parametrize(("slow_beta", "share"), [(10, 0.6), (1000, 0.1)])
+def test_mixed_plans_far_above_the_bound_get_little_time(slow_beta, share):
+    """Plans that use slow links beside a fast ring finish late, and other proposers get the time."""
+    builder = taccl.topologies.TopologyBuilder("a ring with slow chords", range(8))
+    for src, dst in permutations(range(8), 2):
+        beta = 10 if (src - dst) % 8 in (1, 7) else slow_beta
+        builder.add_link(src, dst, alpha_us=0.5, beta_us_per_mb=beta)
+    problem = taccl.make_problem(builder.build(), "allreduce", size_bytes=64 * 10**6)
+    forms = estimating._Forms(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), problem)
+    forms.estimate()
+    assert forms.mixed is not None and forms.mixes_share == share
 
 
 @pytest.mark.parametrize(
