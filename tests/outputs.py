@@ -183,6 +183,14 @@ TEXTS = {
     "output of ibstat, ibv_devinfo, iblinkinfo or ibdiagnet": (
         "CA 'mlx5_0'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tPort 1:\n\t\tState: Active\n"
     ),
+    "output of `mst status`": (
+        "MST modules:\n------------\n    MST PCI module is not loaded\n\nMST devices:\n------------\n"
+        "/dev/mst/mt4129_pciconf0         - PCI configuration cycles access.\n"
+    ),
+    "model of topograph": (
+        "# two leaves\nswitches:\n  # core\n  sw1:\n    switches:\n    - leaf1\n    - leaf2\n"
+        "blocks:\n- switch: leaf1\n  nodes:\n  - n[1-4]\n- switch: leaf2\n  nodes:\n  - n[5-8]\n"
+    ),
     "output of ethtool, ip or ifconfig": "Settings for eth0:\n\tSupported ports: [ FIBRE ]\n\tSpeed: 100000Mb/s\n",
     "topology.conf or topology.yaml of Slurm": (
         "# leaves\nSwitchName=leaf0 Nodes=n[0-7]\nSwitchName=leaf1 Nodes=n[8-15]\nSwitchName=top Switches=leaf[0-1]\n"
@@ -208,6 +216,7 @@ FIELDS = {
     "plan": '{"format": "taccl-plan", "version": 1}',
     "probe": '{"format": "taccl-probe"}',
     "saved topology": '{"format": "taccl-topology"}',
+    "output of ncclras in JSON": '{"nccl_version": "2.29.2", "communicators_count": 0, "communicators": []}',
     "list of AWS instances with their network nodes": '{"Instances": [{"InstanceId": "i-1", "NetworkNodes": ["nn-1"]}]}',
     "problem": '{"format": "taccl-problem"}',
     "algorithm of the published TACCL tool": '{"sccl_type": "algorithm"}',

@@ -52,6 +52,7 @@ _MARKS: dict[str, dict[str, str | None]] = {
     "schedule of TE-CCL": {"1-Epoch_Duration": None, "4-Collective_Finish_Time": None},
     "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
     "list of AWS instances with their network nodes": {"Instances": None},
+    "output of ncclras in JSON": {"nccl_version": None, "communicators": None},
     "system file of ASTRA-sim": {"scheduling-policy": None},
     "logical topology of ASTRA-sim": {"logical-dims": None},
     "memory file of ASTRA-sim": {"memory-type": None},
@@ -109,6 +110,7 @@ _ADVICE = {
     "list of AWS instances with their network nodes": unsupported(
         "write its network nodes as switches of a topology.conf, lines such as SwitchName=leaf0 Nodes=n[0-7]"
     ),
+    "output of ncclras in JSON": unsupported(f"it counts collectives and names no links; {TIMES}"),
     "system file of ASTRA-sim": unsupported("give the network file in YAML"),
     "logical topology of ASTRA-sim": unsupported("give the network file in YAML"),
     "memory file of ASTRA-sim": unsupported("give the network file in YAML"),

@@ -32,7 +32,7 @@ _GPU_FIELD = r"\b(pci|pcie|memory|utilization|temperature|power|clocks)\.[a-z]"
 #: Beginning of a matrix: a row with commas, below comments and at most one header.
 #: The pattern's second alternative is a matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
-    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,|.*(?:{_GPU_FIELD}|,\(Topology\)))((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*+(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,|.*(?:{_GPU_FIELD}|,\(Topology\)))((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*(Matrix|\((GB/s|us)\))"
 )
 #: Advice on files of a kind: a command that reads such a file, or the file to give instead.
@@ -325,8 +325,13 @@ TEXTS = (
         "output of ibstat, ibv_devinfo, iblinkinfo or ibdiagnet",
         r"^.{0,120}?\w+ port \d+ (\(\w+\) )?==> \w+ \(|^link \w+/\d+ state "
         r"|^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ "
-        r"|^Errors for (0x|\")|^sminfo: sm lid |^/usr/share/ibdiagnet",
+        r"|^Errors for (0x|\")|^sminfo: sm lid |^/usr/share/ibdiagnet|^ *device +\t? *node GUID$",
         unsupported(f"{_RATE}; {_FABRIC}"),
+    ),
+    Text(
+        "output of `mst status`",
+        r"^MST (modules|devices):$|^DEVICE_TYPE +MST +PCI\b",
+        unsupported(f"{_SERVER}; {_RATE}"),
     ),
     Text(
         "output of ethtool, ip or ifconfig",
@@ -335,8 +340,14 @@ TEXTS = (
     ),
     Text(
         "topology.conf or topology.yaml of Slurm",
-        r"(?i)^[ \t]*((SwitchName|BlockName|RingName|BlockSizes)\s*=|- +(switch|block|topology) *: )",
+        r"(?i)^[ \t]*((SwitchName|BlockName|RingName|BlockSizes)\s*=|- +topology *: "
+        r"|switches:[ \t]*\n[ \t]*- +switch *: |blocks:[ \t]*\n[ \t]*- +block *: )",
         SHOW,
+    ),
+    Text(
+        "model of topograph",
+        r"^switches:[ \t]*\n([ \t]*#.*\n)*[ \t]+[\w.-]+:[ \t]*$",
+        unsupported("give the topology.conf or topology.yaml that topograph writes for Slurm"),
     ),
     Text("output of lldpcli", r"^LLDP neighbors:", unsupported(HOSTS)),
     Text("output of ompi_info", r"^ *(Package: Open MPI |Open MPI: \d)", unsupported(SLOTS)),
@@ -382,7 +393,8 @@ TEXTS = (
     ),
     Text(
         "log of the kernel or of a service",
-        r"\A\[ *\d+\.\d{6}\] |^.{0,80}\bnv(idia)?-?fabric-?manager(\.service\b|\[\d+\]|:)",
+        r"\A\[ *\d+\.\d{6}\] |^Fabric Manager Log initializing at: "
+        r"|^.{0,80}\bnv(idia)?-?fabric-?manager(\.service\b|\[\d+\]|:)",
         unsupported(_SERVER),
     ),
     Text(

@@ -219,6 +219,19 @@ OTHER_FORMS = [
     ('0000:e1:00.0 "3D controller" "Example" "GPU"\n', "output of lspci"),
     ("e1:00.0 0302: 10de:0000 (rev a1)\n", "output of lspci"),
     ("mlx5_0 port 1 ==> ib0 (Up)\n", "output of ibstat, ibv_devinfo, iblinkinfo or ibdiagnet"),
+    (
+        "    device          \t   node GUID\n    ------          \t----------------\n",
+        "output of ibstat, ibv_devinfo, iblinkinfo or ibdiagnet",
+    ),
+    (
+        "# sizes of blocks: 4, 8\nswitches:\n  sw1:\n    switches:\n    - leaf1\n",
+        "model of topograph",
+    ),
+    ("DEVICE_TYPE      MST                        PCI       RDMA\n", "output of `mst status`"),
+    (
+        "Fabric Manager Log initializing at: 1/2/2026 03:04:05.006\n",
+        "log of the kernel or of a service",
+    ),
     ("hca_id:\tmlx5_0\n", "output of ibstat, ibv_devinfo, iblinkinfo or ibdiagnet"),
     ("1: lo: <LOOPBACK,UP> mtu 65536 qdisc noqueue\n", "output of ethtool, ip or ifconfig"),
     ("GPU[0]\t\t: (Topology) Numa Node: 0\n", "output of `rocm-smi --showtopo`"),
