@@ -42,8 +42,8 @@ from taccl.measure.machine import (
     with_switches,
 )
 from taccl.measure.mismatch import mismatches, wrong_ranks
-from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of
-from taccl.measure.predict import costs_of, series_us
+from taccl.measure.model import COLLECTIVES, PARAMETERS, Choice, Parameter, priors, terms_of
+from taccl.measure.predict import choice_of, costs_of, series_us
 from taccl.measure.series import POINT_TO_POINT, Series, differing_logs, joined
 from taccl.topology.topology import Topology
 
@@ -59,6 +59,8 @@ _USUAL_NIC = 25.0
 #: Number of bootstrap resamples for intervals, and the fewest that suffice after Ctrl-C.
 _RESAMPLES, _MIN_RESAMPLES = 100, 20
 _INTERVAL = (5, 95)
+#: Index of the rate inside a node among the parameters.
+_NODE_RATE = PARAMETERS.index("node_gb_per_s")
 #: Max ratio of a fitted rate to that in NCCL's tables; a higher rate implies sums in switches (our choice).
 MOST_OF_LINK = 1.1
 
@@ -131,7 +133,8 @@ def fit(
     kept, slowed = _without_few_channels(joined(series), of_channels, version)
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
     shares = _links_shares(on, costs, local, set(map(senders, kept)))
-    observed, found, share, is_off = _estimated(kept, machine, before, shares, MOST_OF_LINK * rate)
+    choices = _choices(costs, kept)
+    observed, found, share, is_off = _estimated(kept, machine, before, shares, MOST_OF_LINK * rate, choices)
     deadline = Deadline()  # passes at Ctrl-C, on the command line
     tenths = [fold for fold in _left_out(observed, before, deadline) if fold]
     folds = [list(each) for each in zip(*tenths, strict=True)] or [[] for _ in kept]
@@ -193,28 +196,55 @@ def _estimated(
     before: Sequence[Parameter],
     shares: Mapping[int, float],
     most_gb_per_s: float,
+    choices: Sequence[Choice],
 ) -> tuple[list[Observed], Estimate, float, bool]:
     """Estimate parameters with or without in-switch sums (NVLS), whichever explains the series better.
 
     - `shares`: Shares of a rank's links, by number of ranks that send in a node (`Fit.links_shares`).
+    - `choices`: Algorithm that the library chooses for each series, or empty.
 
     Returns observations, estimate, rate of in-switch sums as a share of a rank's rate, and True if the logs
     contradict such sums. The estimate without such sums is preferred. Exceptions: its cost exceeds that of
-    the other by more than `CONTRADICTED`, or it needs a link above `most_gb_per_s`.
+    the other by more than `CONTRADICTED`, or it needs a link above `most_gb_per_s`. An estimate under
+    `choices` is preferred to both, with the same exceptions: rings else look like trees over slower NICs.
     """
-    found = []
-    for share in dict.fromkeys((0.0, machine.nvls_share)):
+
+    def under(share: float, choices: Sequence[Choice]) -> tuple[list[Observed], Estimate, float, float]:
         observed = []
-        for each in series:
-            terms = terms_of(each, machine.ranks_per_nic, share, shares[senders(each)])
+        for each, choice in zip(series, choices, strict=True):
+            terms = terms_of(each, machine.ranks_per_nic, share, shares[senders(each)], choice)
             observed.append(Observed(terms, np.array(each.size_bytes, float), np.array(each.times_us)))
-        found.append((observed, estimate(observed, before), share))
-    plain, best = found[0], found[-1]
-    plain_cost, best_cost = (cost_of(*each[:2], before) for each in (plain, best))
-    rate = float(np.exp(plain[1].logs[PARAMETERS.index("node_gb_per_s")]))
-    is_plain = rate <= most_gb_per_s and plain_cost <= best_cost + CONTRADICTED
-    against = is_plain and plain_cost + CONTRADICTED < best_cost
-    return *(plain if is_plain else best), against
+        found = estimate(observed, before)
+        return observed, found, share, cost_of(observed, found, before)
+
+    any_algorithm = [Choice()] * len(series)
+    plain = best = under(0.0, any_algorithm)
+    if machine.nvls_share:
+        best = under(machine.nvls_share, any_algorithm)
+    rate = float(np.exp(plain[1].logs[_NODE_RATE]))
+    is_plain = rate <= most_gb_per_s and plain[3] <= best[3] + CONTRADICTED
+    against = is_plain and plain[3] + CONTRADICTED < best[3]
+    taken = plain if is_plain else best
+    if choices:
+        by_choice = under(0.0, choices)
+        found = by_choice[1]
+        is_possible = not found.free[_NODE_RATE] or float(np.exp(found.logs[_NODE_RATE])) <= most_gb_per_s
+        if is_possible and by_choice[3] <= taken[3] + CONTRADICTED:
+            taken = by_choice
+    return *taken[:3], against
+
+
+def _choices(costs: Costs | None, series: Sequence[Series]) -> list[Choice]:
+    """The library's choice of ring or tree for large sums between nodes, for each series; empty if unknown.
+
+    Other collectives have one algorithm. Inside a node the links' rate is known, which tells trees apart.
+    """
+    sums = [each for each in series if each.collective == "allreduce" and each.num_nodes > 1]
+    found = {id(each): choice_of(costs, each) for each in sums} if costs is not None else {}
+    is_known = {each.algorithm for each in found.values()} - {""}
+    if not is_known or not is_known <= {"ring", "tree"}:
+        return []
+    return [found.get(id(each), Choice()) for each in series]
 
 
 def _with_guesses(topology: Topology, gpus: Collection[str]) -> tuple[Topology, list[str]]:
@@ -253,7 +283,7 @@ def _fitted_series(
     if not observed.terms.streams:
         factors = correction(observed.size_bytes, observed.times_us / predicted, folds)
         predicted = predicted * (factors if factors.size else 1.0)
-    numbers = predicted.tolist(), protocols.tolist(), factors.tolist()
+    numbers = predicted.tolist(), protocols.tolist(), factors.tolist(), observed.terms.below.tolist()
     return FittedSeries(series, *map(tuple, numbers))
 
 

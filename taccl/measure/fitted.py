@@ -43,12 +43,14 @@ class FittedSeries:
     """A series with predicted time and protocol at each size (0 ll, 1 ll128, 2 simple).
 
     - `factors`: Correction at each size, included in the predicted times; empty if there is none.
+    - `below`: Size in bytes from which each algorithm is not used, as `CostTerms.below`.
     """
 
     series: Series
     predicted_us: tuple[float, ...]
     protocols: tuple[int, ...]
     factors: tuple[float, ...] = ()
+    below: tuple[float, ...] = ()
 
     def factor(self, size_bytes: int) -> float:
         """Correction at a size; beyond the measured sizes, that of the nearest one."""
@@ -238,6 +240,8 @@ class Fit:
         terms = terms_of(
             asked, machine.ranks_per_nic, self.nvls_share, self.links_shares.get(senders(asked), 1.0)
         )
+        if measured is not None and measured.below:
+            terms = terms._replace(below=np.array(measured.below))
         used = [index for index, (low, high) in ranges.items() if low <= size_bytes <= high]
         times = times_us(terms, np.array([float(size_bytes)]), logs)
         factor = 1.0 if measured is None else measured.factor(size_bytes)

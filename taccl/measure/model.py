@@ -126,20 +126,31 @@ class CostTerms(NamedTuple):
     - `tabled_us`, (3, algorithms, 3 protocols): Base latency, hops within nodes, and hops between nodes.
     - `volumes`, (2, algorithms): Bytes sent by a rank inside its node, and by a NIC, per byte of size.
     - `streams`: True if times depend on bandwidth only.
+    - `below`, (algorithms,): Size in bytes from which an algorithm is not used, inf if it always may be.
     """
 
     tabled_us: Floats
     volumes: Floats
     streams: bool
+    below: Floats
+
+
+class Choice(NamedTuple):
+    """Algorithm that alone is used from a size in bytes on; without a name, the fastest one at each size."""
+
+    algorithm: str = ""
+    size_bytes: float = np.inf
 
 
 def terms_of(
-    series: Series, ranks_per_nic: int, nvls_share: float = 0.0, links_share: float = 1.0
-) -> CostTerms:
+    series: Series, ranks_per_nic: int, nvls_share: float = 0.0, links_share: float = 1.0,
+    choice: Choice = Choice(),
+) -> CostTerms:  # fmt: skip
     """Cost terms of a series on a machine whose NICs serve `ranks_per_nic` ranks each.
 
     - `nvls_share`: Share of a rank's rate that sums in a switch reach; 0 without such switches.
     - `links_share`: Share of a rank's links inside its node that lead to participating ranks.
+    - `choice`: Algorithm of large sizes.
     """
     sharing = min(max(series.num_ranks // series.num_nodes, 1), ranks_per_nic)
     found = patterns_of(series.collective, series.num_ranks, series.num_nodes)
@@ -147,7 +158,8 @@ def terms_of(
         found = (*found, nvls_pattern(series.num_ranks, series.num_nodes, 1 / nvls_share))
     tabled = np.array([[each.tabled_us(protocol) for protocol in PROTOCOLS] for each in found])
     volumes = np.array([(each.node_volume / links_share, each.network_volume * sharing) for each in found])
-    return CostTerms(tabled.transpose(2, 0, 1), volumes.T, series.streams)
+    below = np.array([np.inf if each.algorithm == choice.algorithm else choice.size_bytes for each in found])
+    return CostTerms(tabled.transpose(2, 0, 1), volumes.T, series.streams, below)
 
 
 def patterns_of(collective: str, num_ranks: int, num_nodes: int) -> tuple[Pattern, ...]:
@@ -189,7 +201,7 @@ def nvls_pattern(num_ranks: int, num_nodes: int, node_volume: float) -> Pattern:
 
 
 def times_us(terms: CostTerms, size_bytes: Floats, logs: Floats) -> Floats:
-    """Times in us, (..., 3 protocols, sizes), under the fastest algorithm at each size.
+    """Times in us, (..., 3 protocols, sizes), under the fastest algorithm that is used at each size.
 
     - `logs`, (..., parameters): Logarithms of the parameters, in the order of `PARAMETERS`.
     """
@@ -205,7 +217,8 @@ def times_us(terms: CostTerms, size_bytes: Floats, logs: Floats) -> Floats:
     hops = scales * (base_us + node[..., None] * node_us) + network[..., None] * network_us
     latency = launch[..., None] + hops
     rates = us_per_byte[..., None] / shares[..., None, :]
-    fastest: Floats = (latency[..., None] + rates[..., None] * size_bytes).min(axis=-3)
+    each = latency[..., None] + rates[..., None] * size_bytes
+    fastest: Floats = np.where(size_bytes < terms.below[:, None, None], each, np.inf).min(axis=-3)
     further = _further_channels(size_bytes, _CHANNEL_BYTES)
     times: Floats = fastest + values[..., 10, None, None] * further
     return times

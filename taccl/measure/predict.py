@@ -15,7 +15,7 @@ from taccl._internal.units import exact, format_us
 from taccl.errors import InputError
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import ASSUMED_VERSION, PAIR_RATES, Costs
-from taccl.measure.model import COLLECTIVES
+from taccl.measure.model import COLLECTIVES, Choice
 from taccl.measure.series import POINT_TO_POINT, Series
 from taccl.runtimes.registry import runtime_named
 from taccl.runtimes.runtime import Launch
@@ -182,6 +182,18 @@ def series_us(costs: Costs, series: Series) -> NDArray[np.float64]:
     costs = replace(costs, ranks_per_process=series.launched_together or costs.ranks_per_process)
     sizes = np.array(series.size_bytes, float)
     return predicted_us(costs, series.collective, series.num_ranks, series.num_nodes, sizes)
+
+
+def choice_of(costs: Costs, series: Series) -> Choice:
+    """Algorithm that the library uses at the largest sizes of a series under protocol simple, if any."""
+    sizes = np.array(series.size_bytes, float)
+    found = candidates(costs, series.collective, series.num_ranks, series.num_nodes, sizes)
+    names = [(each.algorithm, each.protocol) for each in found]
+    used = [names[place] for place in chosen(found)]
+    if used[-1][1] != "simple":
+        return Choice()
+    others = [place for place, each in enumerate(used) if each != used[-1]]
+    return Choice(used[-1][0], float(sizes[max(others, default=-1) + 1]))
 
 
 def known_machines() -> tuple[str, ...]:
