@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from taccl.measure.debug_lines import called, is_debug
-from taccl.measure.rows import HALF_DIGIT, HALF_TIME, MS, US, Row, is_broken, is_cut, nccl_row, num_begun
+from taccl.measure.rows import (
+    HALF_DIGIT,
+    HALF_TIME,
+    MS,
+    US,
+    Row,
+    is_broken,
+    is_cut,
+    lacks_cells,
+    nccl_row,
+    num_begun,
+)
 from taccl.measure.series import POINT_TO_POINT
 from taccl.measure.tables import Columns, columns_of, label_of, names_unit
 
@@ -44,6 +55,10 @@ DEVICE = re.compile(
 )
 #: Number of threads of a process, and of GPUs whose kernels one thread launches, in the header of nccl-tests.
 _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+(\d{1,4})\s+nGpus:?\s+(\d{1,4})\b")
+#: Least and greatest size of a run, and the step between sizes, in the header of nccl-tests.
+_SIZES = re.compile(
+    r"\bminBytes:?\s+(\d{1,18})\s+maxBytes:?\s+(\d{1,18})\s+step:?\s+(\d{1,18})\((factor|bytes)\)"
+)
 #: Process id of a rank, in the list of devices.
 _PID = re.compile(r"\bPid:?\s+(\d+)\b")
 #: `_BANDWIDTH_TEST`: title of a bandwidth test; its group matches if the test adds up both directions.
@@ -78,6 +93,8 @@ class LogRun:
     - `ranks_per_process`: Number of GPUs whose kernels one thread launches, 0 if unknown.
     - `is_doubtful_process`: True if more ranks share a process than its header states.
     - `unnamed`: Unit that is assumed of its times or rates, as its header names none; else empty.
+    - `announced`: Least size, greatest size and step that its header states, and ``"factor"`` or ``"bytes"``
+      for the kind of step; empty without such a header.
     """
 
     line: int
@@ -91,6 +108,7 @@ class LogRun:
     ranks_per_process: int = 0
     is_doubtful_process: bool = False
     unnamed: str = ""
+    announced: tuple[str, ...] = ()
 
 
 def runs_in(lines: Sequence[str], where: str, left_out: list[str], *, in_place: bool) -> list[LogRun]:
@@ -145,6 +163,7 @@ class _Reader:
         self._devices, self._ends_list = _Devices(), True  # True if the next device begins a new list
         self._is_osu = self._is_cpu = False
         self._unit_us = US  # unit of times in rows of nccl-tests
+        self._announced: tuple[str, ...] = ()
         self._directions = 1  # 2 if rates are sums of both directions
         self._threads = self._per_process = 0  # threads of a process, and GPUs of a thread; 0: unknown
 
@@ -171,7 +190,8 @@ class _Reader:
                 self._widths.append(len(line))
         if row is None:
             self._read_text(line)
-            if is_broken(line) or is_last and self._run.rows and is_cut(line):
+            least = self._run.rows[-1].size_bytes if self._run.rows else 0
+            if is_broken(line) or is_last and least and is_cut(line) or least and lacks_cells(line, least):
                 advice = "save the log whole" if is_last else "write it on one line"
                 said = f"found a row without all figures; {advice}"
                 if num_begun(line) > 1:
@@ -197,6 +217,8 @@ class _Reader:
             self._directions = 2 if title[1] else 1
         if (launched := _GPUS_PER_THREAD.search(line)) is not None:
             self._threads, self._per_process = int(launched[1]), int(launched[2])
+            announced = _SIZES.search(line)
+            self._announced = announced.groups() if announced else ()
         header = columns_of(line, in_place=self._in_place)
         begins, is_osu = bool(_BEGINS.search(line)), bool(_OSU.search(line))
         self._is_osu = is_osu or self._is_osu and not begins
@@ -236,7 +258,7 @@ class _Reader:
             tuple(dict.fromkeys(devices.firsts)) if len(set(devices.firsts)) > 1 else (),
             per_process or _ranks_per_process(hosts, pids),
             bool(per_process) and most > self._threads * per_process,
-            unnamed,
+            unnamed, self._announced,
         )  # fmt: skip
         self.runs.append(self._run)
         self._ends_list = True

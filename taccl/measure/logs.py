@@ -76,6 +76,9 @@ _FAILED = {
 }
 #: {note: pattern of the line that the reader appends to JSON output that is cut off}.
 _CUT_OFF = {"its JSON is cut off, so rows may be missing": re.compile(rf"(?m)^{re.escape(CUT_OFF)}$")}
+#: Least size in bytes, and least bytes of a rank, whose absence from a log is noted: smaller ones are
+#: rounded. Max number of announced sizes that are looked for.
+_LEAST_ANNOUNCED, _ROUNDED_BYTES, _MOST_ANNOUNCED = 1 << 16, 256, 1000
 #: Max ratio, at the largest size, of the time not read (in or out of place) to the time read, for a note.
 _OTHER_FASTER = 0.9
 
@@ -121,7 +124,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         series = [series_of_run(run, where, collective, stated) for run in runs]
         forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED, **_FAILED, **_CUT_OFF}
         notes = [*_uneven(runs), *_doubtful(runs), *_unlisted(runs, series), *_merged(runs, series)]
-        notes += dict.fromkeys(_by_place(runs, in_place=in_place))
+        notes += [*dict.fromkeys(_by_place(runs, in_place=in_place)), *_absent(runs, series)]
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         others = "\n".join(line for line in raw if not is_debug(line))
         notes += [said for said, form in forms.items() if form.search(others)]
@@ -207,6 +210,38 @@ def _unlisted(runs: Iterable[LogRun], series: Iterable[Series]) -> Iterable[str]
         if last >= 0 < num_ranks != last + 1:
             said = f"busbw / algbw is that of {num_ranks} ranks, but the list of devices ends with rank"
             yield f"{said} {last}; {num_ranks} are assumed"
+
+
+def _absent(runs: Iterable[LogRun], series: Iterable[Series]) -> Iterable[str]:
+    """Notes on sizes that the header of a run announces and no run below it has, one for each header."""
+    found: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    most: dict[tuple[str, ...], int] = defaultdict(int)
+    for run, each in zip(runs, series, strict=True):
+        if run.announced:
+            found[run.announced] |= {row.size_bytes for row in run.rows}
+            most[run.announced] = max(most[run.announced], each.num_ranks)
+    for announced, sizes in found.items():
+        expected = _announced(announced, least=max(_LEAST_ANNOUNCED, _ROUNDED_BYTES * most[announced]))
+        absent = [size for size, above in expected if not any(above < each <= size for each in sizes)]
+        if absent:
+            listed = first_of([format_size(size) for size in absent], 4)
+            said = f"its header announces {format_count(len(absent), 'more size')} ({listed})"
+            yield f"{said}; the run ended early, or the log is not whole"
+
+
+def _announced(announced: tuple[str, ...], least: int) -> list[tuple[int, float]]:
+    """[(announced size, size between it and the next smaller one)] from `least` bytes on.
+
+    Benchmarks round sizes down, so that all ranks have equal parts.
+    """
+    begin, end, step = map(int, announced[:3])
+    expected: list[tuple[int, float]] = []
+    size, is_factor = begin, announced[3] == "factor"
+    while size <= end and step > is_factor and len(expected) < _MOST_ANNOUNCED:
+        if size >= least:
+            expected.append((size, size / step**0.5 if is_factor else size - step / 2))
+        size = size * step if is_factor else size + step
+    return expected
 
 
 def _concluded(runs: Iterable[LogRun], where: str) -> Iterable[str]:

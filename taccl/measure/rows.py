@@ -37,11 +37,13 @@ _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)
 #: `_TWO_GROUPS`: numbers of cells in rows of two groups. `_WIDTHS`: numbers of cells in rows of one or two.
 _TWO_GROUPS = tuple(2 * width for width in _GROUPS)
 _WIDTHS = {*_GROUPS, *_TWO_GROUPS}
+#: Names of types of elements, and of reductions.
+_TYPE = r"u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+"
+_REDUCTION = "sum|prod|min|max|avg|mulsum|none"
 #: Beginning of a row of nccl-tests (see `_NCCL`), up to the reduction or the root.
-_BEGINS_ROW = re.compile(
-    r"(?:^|[\s:>])(\d{1,18})\s+\d{1,18}\s+(?:u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+)"
-    r"\s+(?:sum|prod|min|max|avg|mulsum|none|-?\d)"
-)
+_BEGINS_ROW = re.compile(rf"(?:^|[\s:>])(\d{{1,18}})\s+\d{{1,18}}\s+(?:{_TYPE})\s+(?:{_REDUCTION}|-?\d)")
+#: Line with a size and further cells of a table, but no other words.
+_CELLS = re.compile(rf"\s*(\d{{1,18}})(?:\s+(?:{_NUMBER}|N/A|nan|{_TYPE}|{_REDUCTION}))+\s*")
 #: Row of nccl-tests that ends within its size, count, type or reduction, as the log was cut off there.
 _CUT_ROW = re.compile(r"\s*\d{1,18}(?:\s+\d{1,18}(?:\s+[a-z]\w{0,15}(?:\s+[a-z]{1,6}|\s+-)?)?)?\s*")
 _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?", re.IGNORECASE)
@@ -226,6 +228,15 @@ def is_complete(line: str) -> bool:
 def is_broken(line: str) -> bool:
     """True for a line that begins as a row of nccl-tests, with a size above 0, but is not one."""
     return num_begun(line) > 0 and nccl_row(line, "") is None
+
+
+def lacks_cells(line: str, size_bytes: int) -> bool:
+    """True for cells of a table behind a larger size than that of the row above, which are no row."""
+    spaced = _spaced(line)
+    if not spaced.lstrip()[:1].isdigit():
+        return False
+    found = _CELLS.fullmatch(spaced)
+    return found is not None and int(found[1]) > size_bytes
 
 
 def is_cut(line: str) -> bool:

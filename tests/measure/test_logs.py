@@ -1075,3 +1075,41 @@ def test_a_given_collective_that_contradicts_the_columns_is_refused(tmp_path):
     ):
         read_log(str(path), collective="allgather")
     assert read_log(str(path), collective="allreduce").series[0].collective == "allreduce"
+
+
+#: Header of nccl-tests that announces 8 bytes to 8 GiB by factors of 2.
+ANNOUNCED = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20\n"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (SIZES[:-2], "its header announces 2 more sizes (4GiB, 8GiB); the run"),
+        ((*SIZES[:20], *SIZES[21:]), "its header announces 1 more size (8MiB); the run"),
+    ],
+    ids=["the last two", "one between"],
+)
+def test_sizes_that_a_header_announces_and_no_row_has_are_noted(log, sizes, said):
+    """A log that lacks sizes of its header's range is not whole, or the run ended early."""
+    (note,) = read_log(log(ANNOUNCED + table(sizes=sizes))).notes
+    assert note.startswith(said)
+
+
+def test_sizes_that_are_rounded_or_repeated_are_not_absent(log):
+    """Benchmarks round sizes to equal parts of all ranks; runs under one header complete each other."""
+    rounded = tuple(size - size % (7 * 16) for size in SIZES if size > 1000)
+    cycles = ANNOUNCED + table(sizes=rounded) + "".join(f"{row(size, 30.0)}\n" for size in SIZES[5:12])
+    assert not any("announces" in note for note in read_log(log(cycles)).notes)
+
+
+@pytest.mark.parametrize("form", ["nccl", "osu"])
+def test_rows_that_lack_a_cell_are_named(log, form):
+    """A row without its count, or without one of several times, is no measurement, which the log notes."""
+    lines = table().splitlines()
+    if form == "osu":
+        lines = ["# OSU MPI Allreduce Latency Test v7.1", "# Size  Avg Latency(us)  Min Latency(us)"]
+        lines += [f"{size}  {20 + size / 200e3:.2f}  19.00" for size in SIZES[:12]]
+    cells = lines[9].split()
+    lines[9] = " ".join([cells[0], *cells[2:]])
+    (said,) = read_log(log("\n".join(lines)), collective="allreduce").left_out
+    assert said == "line 10: found a row without all figures; write it on one line"
