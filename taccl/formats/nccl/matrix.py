@@ -387,7 +387,8 @@ def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
     # If the header begins with a line number or timestamp, other lines may begin with different ones.
     form = re.compile(re.sub(r"\d+", r"\\d+", re.escape(prefix)))
     begins = [(line, form.match(line)) for line in lines[: others[0] if others else None]]
-    is_title = sum(match is not None for _, match in begins) == 1  # the header alone begins so
+    # A title, such as the opening quote of a string, is before the header alone, or ends the text as well.
+    is_title = sum(match is not None and match.end() < len(line) for line, match in begins) == 1
     return [line[match.end() :].strip() if match else line * is_title for line, match in begins]
 
 

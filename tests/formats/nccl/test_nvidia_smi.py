@@ -580,6 +580,15 @@ def test_tabs_that_a_program_escaped_are_tabs(tmp_path, line_break):
     assert load_quietly(path).links == plain.links
 
 
+@pytest.mark.parametrize("begins", ["'", "b'", "output: '"])
+def test_a_matrix_may_be_a_string_of_python(tmp_path, begins):
+    """A matrix between the quotes of a string or of bytes, as Python prints them, is read."""
+    path = _write(tmp_path, *_equal("NV4", 3), columns=_gpus(3))
+    plain = load_quietly(path)
+    path.write_text(begins + repr(path.read_text())[1:])
+    assert load_quietly(path).links == plain.links
+
+
 def test_no_break_spaces_of_web_pages_are_spaces(tmp_path):
     """Cells and legends of a matrix that was copied from a web page are read."""
     path = _write(
