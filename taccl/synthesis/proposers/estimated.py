@@ -10,7 +10,7 @@ from functools import cached_property
 
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count
-from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.baselines.chunking import cut_chunks, may_merge, merging
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_mixes import PAYS, mixed_transfers, to_mix
@@ -63,10 +63,11 @@ _MIXES_S_PER_MESSAGE = 1.5e-6
 #: `_BUILD_TIMES`: time reserved to build and verify one, as a multiple of its estimate.
 _MIXES_S_PER_TRANSFER, _MIXES_SHARE, _MIX_BUILD_SHARE, _BUILD_TIMES = 0.8e-6, 0.6, 0.6, 1.25
 _BATCHES_SHARE, _LATE_MIXES_S, _LATE_MIXES_SHARE, _SHOWN_SHARE = 0.6, 1.0, 0.75, 0.1
-#: `_FAR`: ratio of the first mixed plan's estimate to a quick bound above which other proposers are likely to
-#: finish far earlier: 2.3 to 4.2 on servers whose links differ, up to 1.15 for large sums on regular ones.
+#: `_FAR`: ratio of the first mixed plan's estimate, without latency, to a quick bound, above which other
+#: proposers are likely to finish far earlier. It is 1.5 to 6 where links in a server differ; elsewhere up to
+#: 1.3 for sums above 1 MB, and up to 1.8 for small ones.
 #: `_FAR_SHARE`: max share of the time left for mixed plans there.
-_FAR, _FAR_SHARE = 2.0, 0.1
+_FAR, _FAR_SHARE = 1.6, 0.1
 
 
 def offer_estimated(search: Search) -> Search | None:
@@ -160,10 +161,12 @@ class _Forms:
         return search_s > self.mixes_share * self.left_s(self.deadline)
 
     @cached_property
-    def is_far(self) -> bool:
-        """True if the mixed plan's estimate is a multiple (`_FAR`) of a bound that takes milliseconds."""
-        quick = lower_bound(self.problem, divisible=True, end_s=0.0)
-        return self.mixed is not None and self.mixed.us > _FAR * quick.bound_us
+    def over_bound(self) -> float:
+        """The mixed plan's estimate without latency, as a multiple of a bound that takes milliseconds."""
+        if self.mixed is None:
+            return 1.0
+        quick = lower_bound(self.problem, divisible=True, end_s=0.0).bound_us
+        return (self.mixed.us - latency_bound(self.problem).bound_us) / quick if quick else 1.0
 
     @property
     def anneals_at_once(self) -> bool:
@@ -184,7 +187,7 @@ class _Forms:
     def mixes_share(self) -> float:
         """Max share of the time left for mixed plans."""
         if not self.search.baselines_take_all:
-            return _FAR_SHARE if self.is_far else _MIXES_SHARE
+            return _FAR_SHARE if self.over_bound > _FAR else _MIXES_SHARE
         least_s, left_s = busy_factor() * _LATE_MIXES_S, self.left_s(self.deadline)
         return max(_LATE_MIXES_SHARE, least_s / left_s) if least_s < left_s else 1.0
 
