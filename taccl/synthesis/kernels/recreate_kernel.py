@@ -175,6 +175,10 @@ def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
         for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
             if room.is_in[arcs.head[x]]:
                 return FAR
+    m = _carrier(w, now, t, a)
+    if m >= 0:
+        room.reach[0], room.reach[1] = now.end[m], m
+        return float(now.end[m])
     at = room.when[tail]
     took = arcs.alpha[e] + units * arcs.beta[e]
     if k == 0:
@@ -206,10 +210,25 @@ def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
 
 
 @inner
+def _carrier(w: Work, now: SearchState, t: int, a: int) -> int:
+    """Send that brings a tree's chunk over a multicast arc to some heads already; -1 if there is none.
+
+    It reaches the other heads, too, so a second send would be redundant.
+    """
+    arcs, k = w.arcs, w.trees.kind[t]
+    e = a - k * arcs.num_links
+    if k == 0 and arcs.head_of[a + 1] - arcs.head_of[a] > 1:
+        for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
+            if now.way[t, arcs.head[x]] == e:
+                return int(now.send[t, arcs.head[x]])
+    return NONE
+
+
+@inner
 def _attach(w: Work, now: SearchState, t: int, r: int) -> tuple[int, int]:
     """Book the sends on the path to a rank; returns the number of targets and of ranks added (in `queue`)."""
-    arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
-    k, units = trees.kind[t], trees.units[t]
+    arcs, trees, room = w.arcs, w.trees, w.room
+    k = trees.kind[t]
     length = 0
     x = r
     while not room.is_in[x]:
@@ -225,35 +244,9 @@ def _attach(w: Work, now: SearchState, t: int, r: int) -> tuple[int, int]:
             continue
         a = room.came[x]
         e = a - k * arcs.num_links
-        _cost(w, now, t, a, 0)
-        end, m = room.reach[0], room.reach[1]
-        took = arcs.alpha[e] + units * arcs.beta[e]
+        end, m = _book_over(w, now, t, a)
         if m < 0:
-            if now.size[1] == 0:
-                return 0, 0
-            now.size[1] -= 1
-            m = now.spare[now.size[1]]
-            now.size[3] = max(now.size[3], m + 1)
-            now.link[m], now.kind[m], now.carries[m], now.units[m] = e, k, 0, 0
-            now.start[m], now.end[m] = (end - took, end) if k == 0 else (-end, took - end)
-            now.order[now.size[0]] = m
-            now.size[0] += 1
-            book(arcs, calendar, e, units, now.start[m], m, False)
-            if arcs.may_merge[e] and arcs.most_merged > 1:
-                room.following[m] = room.first[a]
-                room.first[a] = m
-        else:
-            charge(arcs, now, e, now.units[m], -1)
-        now.member[m, now.carries[m]] = t
-        now.carries[m] += 1
-        now.units[m] += units
-        charge(arcs, now, e, now.units[m], 1)
-        if now.carries[m] > 1:
-            if k == 0:
-                now.end[m] = end
-                rebook(w, now, m)
-            else:  # contributions that the send waits for may end later, so all sends are re-timed
-                room.reach[2] = 1
+            return 0, 0
         for j in range(arcs.head_of[a], arcs.head_of[a + 1]):
             d = arcs.head[j]
             if room.is_in[d]:
@@ -267,3 +260,48 @@ def _attach(w: Work, now: SearchState, t: int, r: int) -> tuple[int, int]:
             listed += 1
             room.queue[listed] = d
     return found, listed
+
+
+@inner
+def _book_over(w: Work, now: SearchState, t: int, a: int) -> tuple[int, int]:
+    """Book a send of a tree's chunk over an arc, or add the chunk to a send.
+
+    Returns the time at which the heads are reached, and the send; -1 if all send numbers are used, or if the
+    tree contains a source of a reduction link already.
+    """
+    arcs, room = w.arcs, w.room
+    k, units = w.trees.kind[t], w.trees.units[t]
+    e = a - k * arcs.num_links
+    if _cost(w, now, t, a, 0) == FAR:
+        return 0, NONE
+    end, m = room.reach[0], room.reach[1]
+    if m >= 0 and m == _carrier(w, now, t, a):
+        return int(end), int(m)
+    took = arcs.alpha[e] + units * arcs.beta[e]
+    if m < 0:
+        if now.size[1] == 0:
+            return 0, NONE
+        now.size[1] -= 1
+        m = now.spare[now.size[1]]
+        now.size[3] = max(now.size[3], m + 1)
+        now.link[m], now.kind[m], now.carries[m], now.units[m] = e, k, 0, 0
+        now.start[m], now.end[m] = (end - took, end) if k == 0 else (-end, took - end)
+        now.order[now.size[0]] = m
+        now.size[0] += 1
+        book(arcs, now.calendar, e, units, now.start[m], m, False)
+        if arcs.may_merge[e] and arcs.most_merged > 1:
+            room.following[m] = room.first[a]
+            room.first[a] = m
+    else:
+        charge(arcs, now, e, now.units[m], -1)
+    now.member[m, now.carries[m]] = t
+    now.carries[m] += 1
+    now.units[m] += units
+    charge(arcs, now, e, now.units[m], 1)
+    if now.carries[m] > 1:
+        if k == 0:
+            now.end[m] = end
+            rebook(w, now, m)
+        else:  # contributions that the send waits for may end later, so all sends are re-timed
+            room.reach[2] = 1
+    return int(end), int(m)

@@ -1,5 +1,6 @@
 """Ruin and recreate: results verify, never finish later than the start, and are reproducible."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -106,6 +107,22 @@ def test_links_of_several_sources_add_each_contribution_once(origins, ends, us):
     problem = problem_of(linked("wide", [0, 0, 0], links), sums)
     better, _ = improve_schedule(first_of(problem), Limits(), turns=100)
     assert verify(better).ok and better.finish == us
+
+
+@pytest.mark.fuzz
+def test_a_tree_uses_a_multicast_link_once():
+    """A rank that a tree loses is reached again by the send over the multicast link that still carries it."""
+    for seed in cases("multicast links, ruined and recreated", few=12, many=600):
+        rng = random.Random(seed)
+        links = [(rank, (rank + 1) % 4, 0, rng.choice((1, 2, 3))) for rank in range(4)]
+        for src in rng.sample(range(4), 3):
+            heads = tuple(rank for rank in range(4) if rank != src)
+            links.append((src, heads, rng.choice((0, 2)), rng.choice((2, 3, 5))))
+        collective = collectives.make(rng.choice(("allreduce", "broadcast")), 4, chunks_per_rank=3)
+        found = from_nothing(problem_of(linked("multicast", [0] * 4, links), collective), seed=seed)
+        verify(found).raise_if_failed()
+        sends = {*zip(found.chunk.tolist(), found.link.tolist(), found.reduce.tolist(), strict=True)}
+        assert len(sends) == len(found)
 
 
 @pytest.mark.fuzz
