@@ -8,7 +8,14 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates.evaluation.facts import Facts
-from taccl.analysis.certificates.node_entry import _PRICE, _node_of, node_entry_bounds
+from taccl.analysis.certificates.node_entry import (
+    _PRICE,
+    _Lanes,
+    _Node,
+    _node_of,
+    _program,
+    node_entry_bounds,
+)
 from taccl.analysis.certificates.transformed import as_spreading, merging_freely
 from tests.analysis.claims import both_chunkings, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_exchange_time import cluster, costs_at_random
@@ -41,6 +48,13 @@ def test_bytes_wait_for_the_end_of_their_message():
     (bound,) = certificates(collected(taccl.topologies.mi300x(8), "reduce-scatter", 16 * MB))
     assert 55.2 < bound.bound_us < 56.3
     assert bound.check() and not raised(bound).check()
+
+
+def test_a_latency_far_above_the_time_of_the_data():
+    """The linear program is solved where a port could carry 10^11 units during the latency of one send."""
+    entry, inner = (_Lanes(0, 6, 3 * 10**12, number) for number in (5, 3))
+    solved = _program(_Node(entry, inner, pairs=16, most=2), 9.0027e12, limit_s=5.0)
+    assert solved is not None and solved[0] > 1
 
 
 def test_changed_prices_are_refused():

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from taccl._internal.deadline import Deadline
 from taccl.analysis.certificates.certificate import Claim, OfRanks
 from taccl.analysis.certificates.evaluation.facts import Facts, lanes
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
@@ -31,6 +32,8 @@ _MOST_NODES, _MOST_CELLS = 4, 200
 #: `_TRIALS`: max number of linear programs for a node.
 #: `_ENOUGH`: least gain of one, as a share of the bound.
 _CELLS, _GRADED, _TRIALS, _ENOUGH = 60, 1.7, 8, 3e-4
+#: Max seconds for a linear program (0.05 s is usual).
+_LIMIT_S = 2.0
 #: Integer value of the price of a pair.
 _PRICE = 10**9
 
@@ -88,7 +91,7 @@ def node_entry_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Clai
                 continue
             where = facts.topology.node_of_rank[min(ranks)]
             what = f"data {'out of' if backwards else 'into'} node {where}, message by message"
-            for grid in _priced(node, float(demand.known)):
+            for grid in _priced(node, float(demand.known), demand.deadline):
                 witness = NodeEntry(ranks, *resources, *grid, backwards)
                 if _is_too_short(facts, witness):
                     yield Claim(Fraction(witness.times[-1]), what, witness)
@@ -188,7 +191,7 @@ def _is_too_short(facts: Facts, witness: NodeEntry) -> bool:
 _Grid = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def _priced(node: _Node, known: float) -> Iterator[_Grid]:
+def _priced(node: _Node, known: float, deadline: Deadline) -> Iterator[_Grid]:
     """Yield grids with prices that prove longer and longer horizons, all above `known`."""
     # The search starts at the latency of two sends, or at the time of all units at the resources if longer.
     start = node.entry.wait + node.entry.beta * node.pairs / node.most / node.entry.number
@@ -196,7 +199,7 @@ def _priced(node: _Node, known: float) -> Iterator[_Grid]:
     horizon, step, best = max(known, start) * (1 + _ENOUGH), 0.02, 0.0
     loads: dict[float, float] = {}
     for _ in range(_TRIALS):
-        found = _program(node, horizon)
+        found = _program(node, horizon, min(_LIMIT_S, deadline.left_s))
         if found is None:
             return
         loads[horizon], grid = found
@@ -218,11 +221,13 @@ def _priced(node: _Node, known: float) -> Iterator[_Grid]:
             step *= 2
 
 
-def _program(node: _Node, horizon: float) -> tuple[float, _Grid] | None:
+def _program(node: _Node, horizon: float, limit_s: float) -> tuple[float, _Grid] | None:
     """(cost of all resources over the price of all pairs, cheapest grid); None if unsolved.
 
     Columns are the costs of a resource inside the node and of one into it, both from the start to each time
-    of the grid. The credits follow. The price of a pair is 1. Costs are in units.
+    of the grid. The credits follow. The price of a pair is 1. Costs are in units, divided by `scale`.
+
+    - `limit_s`: Time limit of the linear program in seconds.
     """
     first, end = node.entry.wait, math.floor(horizon)
     last = end - node.inner.wait  # end of the last hold inside the node
@@ -238,10 +243,12 @@ def _program(node: _Node, horizon: float) -> tuple[float, _Grid] | None:
     span = (times[q] - times[p]).astype(float)
     # Three entries of each row: costs up to its two times, and a credit. The last rows compare two credits.
     falls, ones, none = np.arange(cells - 1), np.ones(len(p)), np.zeros(cells - 1)
+    # Units that a resource could carry in all, as HiGHS may never end on coefficients above 10^11.
+    scale = max(1.0, (end - first) / min(node.entry.beta, node.inner.beta))
     columns = [np.stack([2 * size + falls + 1, 2 * size + falls, 2 * size + falls])]
     values, upper = [np.stack([none + 1, none - 1, none])], [none]
     for lane, place, cell, share in ((node.inner, 0, p, -1.0), (node.entry, size, q - 1, node.most - 1.0)):
-        units = np.maximum(0.0, span - lane.alpha) / lane.beta
+        units = np.maximum(0.0, span - lane.alpha) / lane.beta / scale
         columns.append(np.stack([place + p, place + q, 2 * size + cell]))
         values.append(np.stack([ones, -ones, share * units]))
         upper.append(-units)
@@ -256,10 +263,11 @@ def _program(node: _Node, horizon: float) -> tuple[float, _Grid] | None:
     limits[1:size] = limits[size + 1 : 2 * size] = np.inf
     limits[2 * size :] = 1
     program.set_bounds(np.zeros(len(cost)), limits)
-    solved = program.solved()
+    solved = program.solved(limit_s)
     if solved is None:
         return None
     x = np.array(solved.values)
+    x[: 2 * size] *= scale
     credits = np.floor(np.minimum.accumulate(x[2 * size :].clip(0, 1)) * _PRICE)
     ticks = np.diff(times)
     inner, entry = (
