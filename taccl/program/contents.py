@@ -15,7 +15,7 @@ import numpy as np
 from taccl._internal.arrays import Ints
 from taccl.problem.collective import Collective
 from taccl.program.columns import Slots, StepColumns
-from taccl.program.layout import RankLayout, contributions
+from taccl.program.layout import RankLayout, contributions, contributor
 from taccl.program.program import BUFFERS, OPERATIONS, Program, Slot
 
 #: `ANYONE`: any contributor, if the collective does not reduce, as all copies of a chunk are then equal.
@@ -71,7 +71,7 @@ def contents_of(collective: Collective) -> list[Content]:
 
 def content_at_start(collective: Collective, rank: int, chunk: int) -> Content:
     """Initial content of a chunk at a rank."""
-    return Content.of([(_owner(collective, rank), chunk)])
+    return Content.of([(_owner(collective, contributor(collective, rank, chunk)), chunk)])
 
 
 def _owner(collective: Collective, rank: int) -> int:

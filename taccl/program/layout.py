@@ -89,7 +89,7 @@ def layouts_of(program: Program) -> tuple[RankLayout, ...]:
 
 
 def contributions(collective: Collective) -> list[tuple[tuple[int, int], ...]]:
-    """(rank, chunk) contributions to each chunk; only one origin if the collective does not reduce."""
+    """(rank, chunk) contributions to each chunk; only one origin if the origins hold equal copies."""
     derived = {each.chunk: each for each in collective.derivations}
     made = []
     for chunk in range(collective.num_chunks):
@@ -98,8 +98,14 @@ def contributions(collective: Collective) -> list[tuple[tuple[int, int], ...]]:
             parts.append((derived[chunk].rank, chunk))
             chunk = derived[chunk].source
         origins = collective.chunks[chunk].origins
-        made.append((*parts, *((rank, chunk) for rank in (origins if collective.combining else origins[:1]))))
+        made.append((*parts, *((rank, chunk) for rank in (origins if collective.sums_up else origins[:1]))))
     return made
+
+
+def contributor(collective: Collective, rank: int, chunk: int) -> int:
+    """Rank whose contribution a rank's initial content of a chunk is; of equal copies, the first origin."""
+    origins = collective.chunks[chunk].origins
+    return rank if collective.sums_up or not origins else origins[0]
 
 
 def _with_offsets(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> RankLayout:

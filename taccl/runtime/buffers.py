@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.problem.collective import Collective
-from taccl.program.layout import contributions, layouts_of
+from taccl.program.layout import contributions, contributor, layouts_of
 from taccl.runtime.job import RunJob
 
 #: Bound on sums over all ranks, so that they neither overflow nor equal the poison value.
@@ -50,7 +50,8 @@ class Data:
         return random.integers(-limit, limit, self.elements, dtype=self.dtype)
 
     def _random(self, rank: int, chunk: int) -> np.random.Generator:
-        return np.random.default_rng((self.seed, chunk, rank if self.collective.combining else 0))
+        owner = contributor(self.collective, rank, chunk) if self.collective.combining else 0
+        return np.random.default_rng((self.seed, chunk, owner))
 
     def _real(self, rank: int, chunk: int) -> NDArray[np.float64]:
         return self._random(rank, chunk).uniform(-1, 1, self.elements)

@@ -301,3 +301,10 @@ def test_what_is_made_of_what_arrives(origin):
         return
     with pytest.raises(InputError, match="rank 1 derives chunk 1 from chunk 0, its own input"):
         lower(schedule)
+
+
+def test_what_is_made_of_one_of_two_copies():
+    """Ranks 0 and 2 hold copies of chunk 0, which count once in chunk 1 that rank 1 derives."""
+    chunks = (Chunk((0, 2), ()), Chunk((), (1, 2)))
+    problem = problem_of(ring(3), Collective("made", 3, chunks, True, derivations=(Derivation(0, 1, 1),)))
+    assert interpret(lower(first_schedule(problem))).ok
