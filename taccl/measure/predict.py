@@ -185,15 +185,14 @@ def series_us(costs: Costs, series: Series) -> NDArray[np.float64]:
 
 
 def choice_of(costs: Costs, series: Series) -> Choice:
-    """Algorithm that the library uses at the largest sizes of a series under protocol simple, if any."""
+    """Algorithm that the library uses at the largest sizes of a series, if under protocol simple."""
     sizes = np.array(series.size_bytes, float)
     found = candidates(costs, series.collective, series.num_ranks, series.num_nodes, sizes)
-    names = [(each.algorithm, each.protocol) for each in found]
-    used = [names[place] for place in chosen(found)]
-    if used[-1][1] != "simple":
+    used = [found[place] for place in chosen(found)]
+    if used[-1].protocol != "simple":
         return Choice()
-    others = [place for place, each in enumerate(used) if each != used[-1]]
-    return Choice(used[-1][0], float(sizes[max(others, default=-1) + 1]))
+    others = [place for place, each in enumerate(used) if each.algorithm != used[-1].algorithm]
+    return Choice(used[-1].algorithm, float(sizes[max(others, default=-1) + 1]))
 
 
 def known_machines() -> tuple[str, ...]:

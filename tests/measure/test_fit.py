@@ -272,16 +272,19 @@ def test_what_is_taken_is_about_the_fastest():
 def test_rings_between_nodes_are_no_trees_over_slower_nics(log):
     """A log of sums on two DGX A100 gives the rate of its NICs, though trees over slower ones take as long.
 
-    NCCL's choice is rings, in each of which a NIC sends 15/8 of an eighth of the bytes: 2.4 ms for 256 MiB
-    at 26 GB/s. Trees send 1/0.92 of an eighth, for which 14 GB/s suffice.
+    NCCL's choice is rings, in which a NIC sends 15/8 of an eighth of the bytes. Trees send 1/0.92 of an
+    eighth, for which 14 GB/s suffice.
     """
-    sizes = tuple(2**power for power in range(28, 33))
-    rows = [row(size, line_us(size, 60.0, 26 * 8 * 8 / 15), ranks=16) for size in sizes]
+    costs = costs_of("dgx-a100", network_gb_per_s=26)  # of which large messages reach 0.93
+    sizes = tuple(2**power for power in range(26, 34))
+    times = predicted_us(costs, "allreduce", 16, 2, np.array(sizes, float))
+    rows = [row(size, time, ranks=16) for size, time in zip(sizes, times, strict=True)]
     fit = taccl.fit([log("\n".join(["# all_reduce_perf", HEAD, *rows]))], "dgx-a100", nodes=2)
     rate = found_in(fit)["network_gb_per_s"]
     assert rate.determined
-    assert rate.value == pytest.approx(26, rel=0.05)
-    assert fit.predict_us("allreduce", 16, 2, 2**30) == pytest.approx(2**30 * 15 / 64 / 26e3, rel=0.02)
+    assert rate.value == pytest.approx(26 * 0.93, rel=0.03)
+    assert not found_in(fit)["node_gb_per_s"].determined
+    assert fit.predict_us("allreduce", 16, 2, 2**30) == pytest.approx(times[4], rel=0.02)
 
 
 def test_trays_of_a_rack_are_no_nodes(log):
