@@ -33,7 +33,15 @@ from taccl.formats.program_kind import (
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.problem.collective import Collective
 from taccl.program.checks import NO_LIMIT, check_ends, check_steps, parcels_of
-from taccl.program.limits import MAX_ATTRIBUTES, MAX_COUNT, MAX_NAME, MAX_VALUE, excesses
+from taccl.program.limits import (
+    MAX_ATTRIBUTES,
+    MAX_COUNT,
+    MAX_FUSED,
+    MAX_NAME,
+    MAX_VALUE,
+    excesses,
+    unfit_fusions,
+)
 from taccl.program.program import (
     OPERATIONS,
     PROTOCOLS,
@@ -231,6 +239,12 @@ class _File:
                 )
             waited = is_nop and (waited or bool(step.depends))
             steps.append(step)
+        announced = [bool(self._number(element, "hasdep", 0, 1)) for element in tb.all("step")]
+        for s in unfit_fusions(steps, announced):
+            raise self.elements[rank, number, s].error(
+                "the MSCCL runtime fuses this sum with the next one into the same chunk, and fuses at most "
+                f'{MAX_FUSED} sums, of one cnt; give it hasdep="1", which prevents that'
+            )
         channel = self._number(tb, "chan", 0, self.num_channels - 1)
         return Threadblock(tuple(steps), peers[0], peers[1], channel)
 
@@ -401,6 +415,9 @@ def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored)
     for t, threadblock in enumerate(rank.threadblocks):
         send = -1 if threadblock.send_to is None else threadblock.send_to
         receive = -1 if threadblock.receive_from is None else threadblock.receive_from
+        announced = [(t, s) in awaited for s in range(len(threadblock.steps))]
+        for s in unfit_fusions(threadblock.steps, announced):
+            announced[s] = True  # prevents the fusion with the next sum
         yield f"    {_tag('tb', {'id': t, 'send': send, 'recv': receive, 'chan': threadblock.channel})}"
         for s, (step, place) in enumerate(zip(threadblock.steps, places[t], strict=True)):
             *others, last = [(other, places[other][index]) for other, index in step.depends] or [(-1, -1)]
@@ -409,7 +426,7 @@ def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored)
             address = StepAddress(r, t, s)
             src = step.src or sources.get(address) or step.dst
             dst = step.dst or targets.get(address) or step.src
-            yield _step_line(place, step, src, dst, last, hasdep=(t, s) in awaited)
+            yield _step_line(place, step, src, dst, last, hasdep=announced[s])
         yield "    </tb>"
 
 

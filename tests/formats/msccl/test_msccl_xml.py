@@ -229,7 +229,9 @@ def steps(count, *, chunks=1, blocks=1):
         (steps(257), "at most 256 steps.*has 257.*num_channels=2"),
         (steps(255, blocks=17), "at most 4095 elements.*has 4354"),
         (steps(1, chunks=72), "at most 71 chunks.*has 72.*max_count=71"),
-        (peers(33), "at most 32 peers to send to.*has 33.*by-peer"),
+        (peers(32), "at most 31 peers to send to.*has 32.*by-peer"),
+        (Program("x", (RankProgram(1, 1, 2**15 + 1, ()),)), "at most 32768 chunks per buffer.*has 32769"),
+        (Program("x", (RankProgram(1, 1, 0, ()),) * 1025), "at most 1024 ranks.*has 1025"),
         (replace(many(1), ranks=(RankProgram(1, 1, 0, (Threadblock((), channel=32),)),)), "at most 32 channels"),
     ],
 )  # fmt: skip
@@ -239,10 +241,34 @@ def test_limits_are_named_with_a_remedy(program, words):
         dump_msccl_xml(program, split=False)
 
 
-@pytest.mark.parametrize("program", [many(216, wait=127), steps(256), steps(1, chunks=71), peers(32)])
+@pytest.mark.parametrize("program", [many(216, wait=127), steps(256), steps(1, chunks=71), peers(31)])
 def test_up_to_the_limits_all_is_well(program):
     """A program that exactly reaches a limit of the runtime is written and read."""
     parse_msccl_xml(dump_msccl_xml(program))
+
+
+def sums(*counts):
+    """Program of one rank whose threadblock adds chunks of its input to one chunk of its output."""
+    steps = [Step("reduce", Slot("input", i), Slot("output", 0), count) for i, count in enumerate(counts)]
+    return Program("x", (RankProgram(99, 99, 0, (Threadblock(tuple(steps)),)),))
+
+
+@pytest.mark.parametrize(
+    ("counts", "announced"),
+    [((1,) * 16, []), ((1,) * 40, [15, 31]), ((1, 1, 2, 2, 1), [1, 3])],
+)
+def test_sums_that_must_not_be_fused_announce_their_end(counts, announced):
+    """Runtimes fuse at most 16 sums into a chunk, and add as many chunks in each as in the last one.
+
+    A sum with hasdep is the last one that is fused (``msccl_parser.cc``). A file without it is refused.
+    """
+    text = dump_msccl_xml(sums(*counts))
+    lines = [line for line in text.splitlines() if "<step" in line]
+    assert [i for i, line in enumerate(lines) if 'hasdep="1"' in line] == announced
+    assert parse_msccl_xml(text).ranks == sums(*counts).ranks
+    if announced:
+        with pytest.raises(FormatError, match=f"line {announced[-1] + 4}: .*fuses at most 16 sums"):
+            parse_msccl_xml('hasdep="0"'.join(text.rsplit('hasdep="1"', 1)))
 
 
 @pytest.mark.slow
