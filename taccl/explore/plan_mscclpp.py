@@ -14,7 +14,7 @@ from taccl._internal.names import first_of, notes_by_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import ExportError, InputError
 from taccl.explore.plan_runtimes import NAMED, runnable
-from taccl.formats.mscclpp.plan import build_mscclpp_plan, text_of_plan, why_no_packets
+from taccl.formats.mscclpp.plan import build_mscclpp_plan, served_bytes, text_of_plan, why_no_packets
 from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
 from taccl.problem.collective import Collective
 from taccl.program.program import Program
@@ -80,8 +80,8 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
         named += placed.notes
         if placed.content is not None:
             rows[number][placed.key], built[placed.file] = placed.file, placed.content
-            own = (placed.content["min_message_size"], placed.content["max_message_size"])
-            served.append(ServedSizes(placed.file, *own, placed.in_place, unit_bytes(placed.content)))
+            sizes = served_bytes(placed.content)
+            served.append(ServedSizes(placed.file, *sizes, placed.in_place, unit_bytes(placed.content)))
     notes = [f"too little time for the MSCCL++ plan of {first_of(late, 3)}; give more time"] if late else []
     notes += notes_by_text(named)
     contents = {str(file): text_of_plan(each) for file, each in built.items()}

@@ -172,10 +172,28 @@ def build_mscclpp_plan(
         "max_message_size": most,
         "gpus": gpus,
     }
+    if kind.name not in COLLECTIVES:  # the executor compares the range with the input of each rank
+        inputs = [each for each, _ in buffers]
+        longest = max(map(max, buffers))
+        plan["min_message_size"] = least * min(inputs) // longest
+        plan["max_message_size"] = most * max(inputs) // longest
     if kind.root is not None:  # the registration reads the root, the executor does not
         plan = {"root": kind.root, **plan}
     _check(plan, kind)
     return plan
+
+
+def served_bytes(plan: Mapping[str, Any]) -> tuple[int, int]:
+    """Smallest and largest size in bytes that a plan serves, of the larger of a rank's two buffers.
+
+    The range in a plan for a collective that MSCCL++ has no name for is one of input sizes of all ranks.
+    """
+    least, most = plan["min_message_size"], plan["max_message_size"]
+    if plan["collective"] in COLLECTIVES.values():
+        return least, most
+    inputs = [gpu["input_chunks"] for gpu in plan["gpus"]]
+    longest = max(max(gpu["input_chunks"], gpu["output_chunks"]) for gpu in plan["gpus"])
+    return -(-least * longest // min(inputs)), most * longest // max(inputs)
 
 
 def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:

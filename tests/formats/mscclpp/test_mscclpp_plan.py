@@ -10,7 +10,7 @@ import taccl
 from taccl.errors import ExportError, FallbackWarning, InputError, LossyConversionWarning
 from taccl.formats.detection import format_of_content
 from taccl.formats.mscclpp.executor import run_plan
-from taccl.formats.mscclpp.plan import build_mscclpp_plan
+from taccl.formats.mscclpp.plan import build_mscclpp_plan, served_bytes
 from taccl.formats.registry import convert, write
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
@@ -261,6 +261,21 @@ def test_plan_is_for_sizes_about_that_of_its_schedule():
     assert (plan["min_message_size"], plan["max_message_size"]) == (5 * 10**8, 2 * 10**9)
     told = build_mscclpp_plan(program, min_bytes=0, max_bytes="4GB")
     assert (told["min_message_size"], told["max_message_size"]) == (0, 4 * 10**9)
+
+
+def test_executor_accepts_the_input_of_every_rank():
+    """The range of a plan for an allgatherv is one of input sizes, which the executor compares with it.
+
+    Ranks start with 1, 3, 2 and 2 of 8 chunks of 1600 bytes, so that a rank's input at half to twice this size
+    has 800 to 9600 bytes. (``checkMessageSize`` of ``execution_plan.cc`` uses the output for allgathers alone.)
+    """
+    collective = taccl.collectives.allgatherv(4, counts=[1, 3, 2, 2])
+    problem = taccl.make_problem(taccl.topologies.ring(4), collective, chunk_bytes=1600)
+    plan = build_mscclpp_plan(lower(taccl.baselines.baseline("best", problem, cut=False)))
+    assert [gpu["input_chunks"] for gpu in plan["gpus"]] == [1, 3, 2, 2]
+    assert (plan["min_message_size"], plan["max_message_size"]) == (800, 9600)
+    assert served_bytes(plan) == (6400, 25600)
+    assert served_bytes(plan | {"collective": "allgather"}) == (800, 9600)
 
 
 def test_programs_that_need_queues_are_refused():
