@@ -241,6 +241,15 @@ def test_missing_pulp_solver_is_unavailable():
     assert solve(knapsack(), "pulp:MIPCL_CMD").status == "unavailable"
 
 
+def test_a_model_that_highs_refuses_is_a_crash():
+    """HiGHS accepts no coefficients of 10^15 or more, and then takes the model for an empty one."""
+    model = MilpModel()
+    model.add_row([(1e15, model.add_variable(0, 1, cost=1))], lower=1, tag="large")
+    solution = solve(model, "highs", time_limit_s=AMPLE_S)
+    assert (solution.status, solution.values) == ("crashed", None)
+    assert "refuses the model, whose coefficients go up to 1e+15" in solution.message
+
+
 def test_point_that_breaks_the_model_is_a_crash():
     """A solver's point that breaks the model is reported as a crash, with row and tag: here 1 + 2 + 3 > 5."""
     call = _Call(knapsack().arrays(), {"solver": "highs", "log": False}, 1.0)
