@@ -25,6 +25,10 @@ _FLAT = 0.5
 #: This residual penalises a slow protocol, as a library chooses the one that it predicts to be fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
+#: Index of the protocol simple, which every library has; those of LL and LL128 may be switched off.
+_SIMPLE = 2
+#: Cost of a size under a protocol that may not be used, above all others.
+_NEVER = 1e9
 #: Step in the logarithm of a parameter for finite differences of residuals.
 _STEP = 1e-7
 
@@ -102,7 +106,9 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
     logs = min(fitted, key=lambda logs: task.cost(protocols, logs))
     for _ in range(_MAX_ROUNDS):
         again = tuple(
-            old if each.terms.streams else reassigned(each.predicted_us(logs), each.times_us)
+            old
+            if each.terms.streams
+            else reassigned(each.predicted_us(logs), each.times_us, each.terms.protocols)
             for each, old in zip(observed, protocols, strict=True)
         )
         if all(np.array_equal(a, b) for a, b in zip(again, protocols, strict=True)):
@@ -148,8 +154,8 @@ def _first_protocols(each: Observed) -> Ints:
         return np.full(len(each.size_bytes), 2)
     found = lines(each.size_bytes, each.times_us)
     if (found == 2).all() and shows_latency(each) and each.times_us[-1] < 2 * each.times_us[0]:
-        return np.zeros(len(found), np.int64)  # all messages are small, so the protocol is ll
-    return found
+        found = np.zeros(len(found), np.int64)  # all messages are small, so the protocol is ll
+    return np.where(np.isin(found, each.terms.protocols), found, _SIMPLE)
 
 
 def shows_latency(each: Observed) -> bool:
@@ -197,7 +203,8 @@ class _Fitting:
             found = each.predicted_us(logs)
             predicted = found[..., chosen, np.arange(len(chosen))]
             errors.append(np.log(predicted / each.times_us) / NOISE)
-            errors.append(np.log(predicted / found[..., np.unique(chosen), :].min(axis=-2)) / _CHOICE)
+            available = np.union1d(chosen, _SIMPLE)
+            errors.append(np.log(predicted / found[..., available, :].min(axis=-2)) / _CHOICE)
         relative = np.concatenate(errors, axis=-1)
         if smoothed:
             relative = robust_residuals(relative)
@@ -309,12 +316,15 @@ def _nonnegative_lines(weights: Floats, rows: Floats) -> Floats:
     return np.where((is_line & (both >= 0).all(axis=1))[:, None], both, alone)
 
 
-def reassigned(predicted_us: Floats, times_us: Floats) -> Ints:
+def reassigned(predicted_us: Floats, times_us: Floats, protocols: Sequence[int] = (0, 1, 2)) -> Ints:
     """Choose the protocol index of each size so that predictions, (3, sizes), match measured times best.
 
     Protocols keep their order over ascending sizes, and each protocol has none or at least `_LEAST` sizes.
+
+    - `protocols`: Indices to choose from.
     """
     costs = robust(np.log(predicted_us / times_us))
+    costs[np.setdiff1d(range(len(costs)), protocols)] = _NEVER
     n = costs.shape[1]
     sums = np.concatenate([np.zeros((3, 1)), np.cumsum(costs, axis=1)], axis=1)
     first, second = np.triu_indices(n + 1)

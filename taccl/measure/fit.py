@@ -46,6 +46,7 @@ from taccl.measure.model import COLLECTIVES, PARAMETERS, Choice, Parameter, prio
 from taccl.measure.predict import choice_of, costs_of, series_us
 from taccl.measure.series import POINT_TO_POINT, Series, differing_logs, joined
 from taccl.topology.topology import Topology
+from taccl.topology.tuning import PROTOCOLS
 
 #: Min sizes for held-out sizes, and for intervals by resampling.
 _MIN_SIZES = 3
@@ -134,7 +135,10 @@ def fit(
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
     shares = _links_shares(on, costs, local, set(map(senders, kept)))
     choices = _choices(costs, kept)
-    observed, found, share, is_off = _estimated(kept, machine, before, shares, MOST_OF_LINK * rate, choices)
+    protocols = [_protocols(costs, each) for each in kept]
+    observed, found, share, is_off = _estimated(
+        kept, machine, before, shares, MOST_OF_LINK * rate, choices, protocols
+    )
     deadline = Deadline()  # passes at Ctrl-C, on the command line
     tenths = [fold for fold in _left_out(observed, before, deadline) if fold]
     folds = [list(each) for each in zip(*tenths, strict=True)] or [[] for _ in kept]
@@ -197,11 +201,13 @@ def _estimated(
     shares: Mapping[int, float],
     most_gb_per_s: float,
     choices: Sequence[Choice],
+    protocols: Sequence[tuple[int, ...]],
 ) -> tuple[list[Observed], Estimate, float, bool]:
     """Estimate parameters with or without in-switch sums (NVLS), whichever explains the series better.
 
     - `shares`: Shares of a rank's links, by number of ranks that send in a node (`Fit.links_shares`).
     - `choices`: Algorithm that the library chooses for each series, or empty.
+    - `protocols`: Indices of the protocols that each series may use.
 
     Returns observations, estimate, rate of in-switch sums as a share of a rank's rate, and True if the logs
     contradict such sums. The estimate without such sums is preferred. Exceptions: its cost exceeds that of
@@ -211,8 +217,9 @@ def _estimated(
 
     def under(share: float, choices: Sequence[Choice]) -> tuple[list[Observed], Estimate, float, float]:
         observed = []
-        for each, choice in zip(series, choices, strict=True):
+        for each, choice, usable in zip(series, choices, protocols, strict=True):
             terms = terms_of(each, machine.ranks_per_nic, share, shares[senders(each)], choice)
+            terms = terms._replace(protocols=usable)
             observed.append(Observed(terms, np.array(each.size_bytes, float), np.array(each.times_us)))
         found = estimate(observed, before)
         return observed, found, share, cost_of(observed, found, before)
@@ -245,6 +252,16 @@ def _choices(costs: Costs | None, series: Sequence[Series]) -> list[Choice]:
     if not is_known or not is_known <= {"ring", "tree"}:
         return []
     return [found.get(id(each), Choice()) for each in series]
+
+
+def _protocols(costs: Costs | None, series: Series) -> tuple[int, ...]:
+    """Indices of the protocols that a collective may use over the machine's network; simple is always one."""
+    only = () if costs is None or series.num_nodes < 2 else costs.network.only
+    if not only or series.collective in ("alltoall", POINT_TO_POINT):
+        return tuple(range(len(PROTOCOLS)))
+    return tuple(
+        index for index, each in enumerate(PROTOCOLS) if any(name.endswith(f" {each.name}") for name in only)
+    )
 
 
 def _with_guesses(topology: Topology, gpus: Collection[str]) -> tuple[Topology, list[str]]:

@@ -127,12 +127,14 @@ class CostTerms(NamedTuple):
     - `volumes`, (2, algorithms): Bytes sent by a rank inside its node, and by a NIC, per byte of size.
     - `streams`: True if times depend on bandwidth only.
     - `below`, (algorithms,): Size in bytes from which an algorithm is not used, inf if it always may be.
+    - `protocols`: Indices of the protocols that may be used.
     """
 
     tabled_us: Floats
     volumes: Floats
     streams: bool
     below: Floats
+    protocols: tuple[int, ...] = (0, 1, 2)
 
 
 class Choice(NamedTuple):

@@ -287,6 +287,32 @@ def test_rings_between_nodes_are_no_trees_over_slower_nics(log):
     assert fit.predict_us("allreduce", 16, 2, 2**30) == pytest.approx(times[4], rel=0.02)
 
 
+@pytest.mark.slow
+def test_networks_without_ll_have_large_latencies_and_no_faster_nics(log):
+    """A log over TCPX, which allows simple alone, gives the NICs' rate, whatever shape small sizes have.
+
+    These times, nearly those of a published log, fit LL as well, with NICs of 47 GB/s in place of 25.
+    """
+    times = (1000, 990, 940, 1010, 1060, 1120, 1330, 1940, 3620, 7100)
+    rows = [row(2**power, time, ranks=16, redop="none") for power, time in enumerate(times, 20)]
+    fit = taccl.fit([log("\n".join(["# all_gather_perf", HEAD, *rows]))], "a3-highgpu-8g", nodes=2)
+    assert fit.series[0].protocols == (2,) * len(times)
+    assert found_in(fit)["network_gb_per_s"].value < 25
+
+
+@pytest.mark.slow
+def test_large_messages_use_no_slow_protocol(log):
+    """The largest messages are simple, not LL128 over faster links, as simple would be faster over these.
+
+    The times are nearly those of a published log of 4 H100: 348 GB/s for each link.
+    """
+    times = (110, 191, 348, 658, 1270, 2470, 4850, 9540, 18500, 37000)
+    rows = [row(2**power, time, ranks=4, redop="none") for power, time in enumerate(times, 25)]
+    fit = taccl.fit([log("\n".join(["# all_gather_perf", HEAD, *rows]))], "dgx-h100", nodes=1)
+    assert fit.series[0].protocols[-1] == 2
+    assert found_in(fit)["node_gb_per_s"].value == pytest.approx(348, rel=0.03)
+
+
 def test_trays_of_a_rack_are_no_nodes(log):
     """8 ranks on two hosts are two nodes of H100, but two trays of one GB200 rack."""
     devices = "".join(
