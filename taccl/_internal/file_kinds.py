@@ -82,6 +82,15 @@ _FEWEST_TABS = 8
 _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$|\x1b\[[0-9;]*m", re.MULTILINE)
 
 
+#: Label that launchers and tools put before every line: that of a rank or host (mpirun, srun, pdsh, Docker),
+#: a plus sign of a patch, or the time and stream of a container's log (second group).
+_LABEL = re.compile(
+    r"(\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?: ?|\d{1,5}: |[A-Za-z][\w.-]{0,62}(?:: | +\| )|\+(?=[^+]))"
+    r"|(\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?)"
+)
+#: Min number of lines with a label that show that it is one.
+_FEWEST_LABELS = 3
+
 #: {kind: advice} of kinds recognised by fields.
 _ADVICE = {
     "plan": "`taccl verify {file}` checks the files that it lists",
@@ -198,10 +207,30 @@ def without_quotes(text: str) -> str:
     # Patterns over all characters of a long log take a quarter of a second, looks at its lines a tenth of it.
     if "\x1b" in text or any(line.lstrip()[:1] in (">", "`") for line in text.split("\n")):
         text = _QUOTES.sub("", text)
-    lines = text.split("\n")
+    lines = _unlabelled(text.split("\n"))
     if any(line[:1] not in ("", " ", "\t") for line in lines):
         return "\n".join(line if line.strip(" \t") else "" for line in lines)
-    return dedent(text)
+    return dedent("\n".join(lines))
+
+
+def _unlabelled(lines: list[str]) -> list[str]:
+    """Lines without the label that all lines with text begin with, if there is one; times may differ."""
+    first = next((line for line in lines if line.strip()), "")
+    label = _LABEL.match(first)
+    if label is None:
+        return lines
+    ends = [0] * len(lines)
+    for place, line in enumerate(lines):
+        own = _LABEL.match(line) if label[2] else None
+        if own is not None and own[2]:
+            ends[place] = own.end()
+        elif label[1] and line.startswith(label[1]):
+            ends[place] = len(label[1])
+        elif line.strip() not in ("", label[0].strip()):
+            return lines
+    if len(lines) - ends.count(0) < _FEWEST_LABELS:
+        return lines
+    return [line[end:] if end else "" for line, end in zip(lines, ends, strict=True)]
 
 
 def kinds_of_text(text: str) -> list[str]:

@@ -69,8 +69,9 @@ def format_of_content(path: str | os.PathLike[str], wanted: str = _ANY_FORMAT) -
     message describes the content and lists the formats.
     """
     where = str(path)
-    text = without_markup(read_text(path, _LIMIT_BYTES)).lstrip()
-    head = unquoted(text[:_HEAD_CHARACTERS])
+    text = without_markup(read_text(path, _LIMIT_BYTES))
+    head = unquoted(text[:_HEAD_CHARACTERS]).lstrip()
+    text = text.lstrip()
     for each in FORMATS:
         if _first_field_shows(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
             return each

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl._internal.arguments import Number, checked
+from taccl._internal.file_kinds import unquoted
 from taccl._internal.names import shown
 from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count
@@ -38,6 +39,8 @@ _LEVEL_US = 2.0
 _ITEM = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+#: Prompt of a shell, with its command, above and below what `scontrol show topology` prints.
+_PROMPT = re.compile(r"\s*(?:\[?[\w.-]+@[\w.-]+[^=$#%>]{0,99})?[$#%>](?: .*)?")
 #: Key of a ConfigMap of Kubernetes below which a file of SLURM stands, as NVIDIA's Topograph writes it.
 _KEY = re.compile(r"^([ \t]*)topology\.(?:conf|yaml):[ \t]*\|[-+]?[ \t]*$", re.MULTILINE)
 _WORD = re.compile(r"(\w+)\s*=\s*(\S+)")
@@ -114,7 +117,7 @@ def load_slurm(
     `InputError` if a host is not in the file, or there are fewer than two or more than 2,048 hosts.
     """
     where = os.fspath(path)
-    text = _in_config_map(read_text(path))
+    text = _in_config_map(unquoted(read_text(path)))
     is_yaml = re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE) is not None
     fabric = _of_yaml(text, topology, where) if is_yaml else _of_conf(text, topology, where)
     return probe_of(fabric, hosts, where)
@@ -185,7 +188,7 @@ def _of_conf(text: str, topology: str | None, where: str) -> Fabric:
     printed: set[str] = set()
     kinds = set()
     for number, line in enumerate(re.sub(r"\\\r?\n", " ", text).splitlines(), 1):
-        words = line.partition("#")[0].strip()
+        words = "" if _PROMPT.fullmatch(line) else line.partition("#")[0].strip()
         here = f"{where}: line {number}"
         fields = {key.lower(): value.strip("\"'") for key, value in _WORD.findall(words)}
         if not words:

@@ -1,13 +1,16 @@
 """Recognition of formats by content, whatever the file's name."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import taccl
+from taccl._internal.file_kinds import unquoted
 from taccl.errors import FormatError, InputError
 from taccl.formats import detection
 from taccl.formats.detection import format_of_content
-from taccl.formats.registry import foreign_topology
+from taccl.formats.registry import foreign_topology, read
 from taccl.formats.table import FORMATS
 
 TACCL_SCHEDULE = "taccl-schedule"
@@ -15,6 +18,7 @@ UPSTREAM_ALGORITHM = "upstream-algorithm"
 NCCL_TOPOLOGY = "nccl-topology"
 NVIDIA_SMI = "nvidia-smi"
 ASTRA_NETWORK = "astra-sim-network"
+FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
 
 
 def recognise(path):
@@ -180,3 +184,52 @@ def test_large_file_is_not_parsed_for_its_format(tmp_path, monkeypatch):
     assert recognise(_write(tmp_path, json.dumps({"format": "taccl-schedule"} | rest))) == TACCL_SCHEDULE
     with pytest.raises(FormatError, match="of unknown kind"):
         recognise(_write(tmp_path, json.dumps(rest | {"format": "taccl-schedule"})))
+
+
+#: {launcher or tool: function of a line's number that gives the label before the line}.
+LABELS = {
+    "mpirun": lambda _: "[1,0]<stdout>:",
+    "srun": lambda _: "0: ",
+    "pdsh": lambda _: "node-1: ",
+    "Docker": lambda _: "worker-1  | ",
+    "Kubernetes": lambda number: f"2026-01-02T03:04:05.{number:06}Z stdout F ",
+    "patch": lambda _: "+",
+    "mail": lambda _: "> ",
+    "indentation": lambda _: "    ",
+}
+#: Files of formats whose readers look at whole lines.
+LABELLED = (
+    "nccl-topo/nvswitch-topo.xml", "slurm/topology.conf", "slurm/topology.yaml",
+    "ibnetdiscover/two-leaves.txt", "astra-sim/switch-4.yml",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_before_every_line_change_nothing(tmp_path, name, label):
+    """Labels of launchers, logs and mails before every line of a file are ignored."""
+    plain = FOREIGN / name
+    path = tmp_path / plain.name
+    lines = plain.read_text().splitlines()
+    path.write_text("".join(f"{LABELS[label](number)}{line}\n" for number, line in enumerate(lines)))
+    assert read(path).links == read(plain).links
+
+
+def test_a_label_of_some_lines_is_text(tmp_path):
+    """Words with a colon that begin some lines of a file, or fewer than three, are no label."""
+    for text in ("a: 1\na: 2\nb: 3\n", "a: 1\na: 2\n"):
+        assert unquoted(text) == text
+
+
+def test_a_prompt_of_a_shell_is_no_switch(tmp_path):
+    """The command above the output of `scontrol show topology`, and the prompt below, are ignored."""
+    path = tmp_path / "topology.txt"
+    lines = [
+        "[root@head ~]# scontrol show topology",
+        "SwitchName=s0 Level=0 Nodes=a[0-1]",
+        "SwitchName=s1 Level=0 Nodes=a[2-3]",
+        "[root@head ~]#",
+    ]
+    path.write_text("\n".join(lines))
+    assert taccl.topologies.load(path).num_ranks == 4

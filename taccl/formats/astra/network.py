@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from taccl._internal.arguments import checked_as
+from taccl._internal.file_kinds import unquoted
 from taccl._internal.names import shown
 from taccl._internal.reading import read_text
 from taccl._internal.validation import Cost, validated
@@ -81,7 +82,7 @@ def load_astra_network(
     """
     where = os.fspath(path)
     file = validated(
-        _Network, _plain(read_text(path, MAX_FILE_BYTES), where), source=where, error=FormatError
+        _Network, _plain(unquoted(read_text(path, MAX_FILE_BYTES)), where), source=where, error=FormatError
     )
     dims = [
         Dimension.of_link(
