@@ -89,6 +89,7 @@ def cut_while_it_pays(
     likely: int = 1,
     asked: Problem | None = None,
     most_merged: int | None = None,
+    even: int = 1,
 ) -> Schedule:
     """Schedule of a problem without its sketch, in finer and finer chunks while that shortens it enough.
 
@@ -102,12 +103,15 @@ def cut_while_it_pays(
     - `likely`: Number of parts that probably is the best, tried right after half of `parts`; 1 if unknown.
     - `asked`: Problem whose earliest schedule is kept (`keep_soonest`), if links of `problem` merge instead.
     - `most_merged`: Max transfers after a cut, if each message is one send; default: `MOST_CUT`.
+    - `even`: Number of parts up to which a cut is followed by the next one even if it does not pay, as fewer
+      parts load the ports unequally.
     """
     if not problem.collective.num_chunks:  # without chunks there are no sends
         return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)
     cut_in = partial(
-        _cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers, likely=likely
-    )
+        _cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers, likely=likely,
+        even=even,
+    )  # fmt: skip
 
     def kept(finer: Problem) -> Schedule:
         complete = complete_so_far(finer)
@@ -170,6 +174,7 @@ def _cut_while_it_pays(
     pays: Fraction,
     most_transfers: int,
     likely: int,
+    even: int,
     most_after: int | None = None,
 ) -> Schedule:
     made = _whole(problem)
@@ -206,7 +211,10 @@ def _cut_while_it_pays(
         except CollectiveError:  # the algorithm cannot cut finer
             break
         if found.finish > pays * best.finish:
-            break
+            if parts >= even or 2 * found.num_transfers > most_transfers:
+                break
+            parts *= 2
+            continue
         best, parts = found, 2 * parts
         if name not in finer or found.finish < finer[name].finish:
             finer[name] = found

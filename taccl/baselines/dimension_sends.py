@@ -35,8 +35,8 @@ from taccl.topology.translations import (
 
 #: Max transfers of an explicit schedule.
 _MOST_LISTED = 5_000_000
-#: Max transfers of a schedule that is also tried with merged sends (about 1 s).
-_MOST_MERGED = 600_000
+#: Max transfers of a schedule that is re-timed, and also tried with merged sends (about 1 s each).
+_MOST_RETIMED = 600_000
 
 
 def translations_along(dims: Dimensions) -> Translations:
@@ -208,13 +208,20 @@ def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64])
 
 
 def listed_along(
-    dims: Dimensions, problem: Problem, orders: Sequence[Sequence[int]], *, producer: str
+    dims: Dimensions,
+    problem: Problem,
+    orders: Sequence[Sequence[int]],
+    *,
+    producer: str,
+    by_piece: bool = False,
 ) -> Schedule:
     """Schedule whose chunks pass one dimension after another; sends are merged if that finishes sooner.
 
     Raises `CollectiveError` if the schedule would have more than `_MOST_LISTED` transfers.
 
     - `orders`: Order of dimensions for each chunk of a rank, as in `plan_along`.
+    - `by_piece`: True if each piece goes on as soon as it has arrived; False if a chunk begins a dimension
+      when all its pieces have passed the dimension before.
     """
     num_transfers, name = 2 * len(orders) * dims.num_ranks**2, problem.collective.name
     if num_transfers > _MOST_LISTED:
@@ -226,9 +233,17 @@ def listed_along(
         )
     paces = paces_of(dims, problem.costs)
     plan = plan_along(dims, name, orders, paces)
-    columns = schedule_along(plan, problem, producer=producer).columns
-    found = [make_schedule(problem, **columns, producer=producer)]
-    if num_transfers <= _MOST_MERGED and problem.clauses.merging:
+    planned = schedule_along(plan, problem, producer=producer)
+    found = [make_schedule(problem, **planned.columns, producer=producer)]
+    if num_transfers > _MOST_RETIMED:
+        return found[0]
+    if by_piece:
+        retimed = exact_times(
+            problem, chunk=planned.chunk, link=planned.link, starts=planned.start, reduce=planned.reduce,
+            producer=producer,
+        )  # fmt: skip
+        found = [retimed]
+    if problem.clauses.merging:
         for doubling in (False, True):
             plan = plan_along(dims, name, orders, paces, doubling=doubling, improve=False)
             found.append(_merged(plan, problem, producer))

@@ -190,7 +190,12 @@ def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
             f"found one dimension, {dims[0]}; use ring or pairwise", where="dimension-balanced"
         )
     return cut_while_it_pays(
-        problem, partial(_balanced, dims=dims), name="dimension-balanced", cut=cut, merges=True
+        problem,
+        partial(_balanced, dims=dims),
+        name="dimension-balanced",
+        cut=cut,
+        merges=True,
+        even=len(dims),
     )
 
 
@@ -349,7 +354,7 @@ def _balanced(problem: Problem, *, dims: Dimensions) -> Schedule:
     collective = problem.collective
     exchange = collective.name == "alltoall"
     orders = level_orders(dims, collective.chunks_per_rank, exchange=exchange)
-    return listed_along(dims, problem, orders, producer="dimension-balanced (greedy)")
+    return listed_along(dims, problem, orders, producer="dimension-balanced (greedy)", by_piece=True)
 
 
 def level_orders(
