@@ -293,3 +293,55 @@ def test_a_send_of_several_ends_counts_for_each_pair_of_parts():
     bound = lower_bound(problem, divisible=True)
     assert bound.bound == 9
     assert bound.check()
+
+
+def pairs_with_bridges(count, *, bridge, port):
+    """Pairs of ranks with a fast bridge; each rank has a slow port to all other pairs (betas in us/MB)."""
+    builder, ranks = TopologyBuilder("pairs", [0] * (2 * count)), range(2 * count)
+    ports = [[builder.add_resource(f"{side} {rank}") for side in ("out of", "into")] for rank in ranks]
+    for src in ranks:
+        for dst in ranks:
+            if src // 2 == dst // 2 and src != dst:
+                builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=bridge)
+            elif src != dst:
+                link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=port)
+                for resource, side in ((ports[src][0], "send"), (ports[dst][1], "receive")):
+                    builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=port, side=side)
+    return builder.build()
+
+
+@pytest.mark.parametrize(("count", "allreduce_us"), [(2, 40), (4, 60), (8, 70)])
+def test_groups_of_ranks_with_fast_links_share_sums(count, allreduce_us):
+    """Of 8 MB, each group shares 2 (count - 1) / count: its two ports of 10 us per MB carry half of that each.
+
+    Bridges carry the rest. By ranks alone, the bound of four pairs is 2 (7 / 8) 8 MB over a bridge and a port.
+    """
+    topology = pairs_with_bridges(count, bridge=1, port=10)
+    problem = make_problem(topology, "allreduce", size_bytes=8 * MB)
+    bound = lower_bound(problem, divisible=True)
+    assert bound.bound_us == pytest.approx(allreduce_us) and bound.check()
+    assert bound.limits == f"traffic between {count} groups of ranks that share each sum" or count == 2
+
+
+def test_slow_links_make_nested_groups():
+    """Four ranks under each of two CPUs, in bridged pairs: pairs and CPUs are groups, and so is no rank alone."""
+    builder = TopologyBuilder("two CPUs", [0] * 8)
+    between = builder.add_resource("between CPUs")
+    for src in range(8):
+        for dst in range(8):
+            if src != dst:
+                beta = 1 if src // 2 == dst // 2 else 10
+                link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+                if src // 4 != dst // 4:
+                    builder.add_hold(link, between, alpha_us=0, beta_us_per_mb=beta, side="send")
+    problem = make_problem(builder.build(), "allreduce", size_bytes=8 * MB)
+    groups = cuts._fast_groups(Volume(problem, divisible=True))
+    assert [[sorted(group) for group in parts] for parts in groups] == [
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+    ]
+
+
+def test_equal_links_make_no_groups():
+    """On a ring with equal links, ranks are the only groups."""
+    assert cuts._fast_groups(Volume(problem_of(ring(6), collectives.allreduce(6)), divisible=True)) == []

@@ -1,10 +1,10 @@
 """The throughput bound, proven by dual prices of resources and by charges for sends into sets of ranks.
 
 A linear program on the orbits of a problem's symmetries finds both. Its first sets are ranks, nodes, and
-their complements. For chunks that spread, maximum flows find violated cuts: sets that the primal solution
-enters too rarely. Sources: Edmonds, "Edge-disjoint branchings", in *Combinatorial Algorithms* (1973), on why
-cuts decide how fast chunks can spread. Dantzig, Fulkerson and Johnson, Operations Research 2 (1954), on
-adding cuts as they are found.
+their complements, for sums also groups of ranks that fast links join. For chunks that spread, maximum flows
+find violated cuts: sets that the primal solution enters too rarely. Sources: Edmonds, "Edge-disjoint
+branchings", in *Combinatorial Algorithms* (1973), on why cuts decide how fast chunks can spread. Dantzig,
+Fulkerson and Johnson, Operations Research 2 (1954), on adding cuts as they are found.
 """
 
 # Symbols in this module: w is the price of a resource per tick, z the charge for each send into a set.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl._internal.graph_algorithms import maximum_flow
+from taccl._internal.graph_algorithms import maximum_flow, strong_components
 from taccl.analysis.certificates.certificate import OfPrices
 from taccl.analysis.certificates.evaluation.facts import Facts, pays, soonest
 from taccl.analysis.certificates.finding.distances import idle_at_most, least_time, proven_in_rounds
@@ -38,6 +38,8 @@ _MAX_SETS = 5_000
 #: Max single-rank sets in the linear program; one rank stands for each orbit under symmetry.
 _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
+#: Max number of kinds of links, from fast to slow, whose groups of ranks are partitions in a linear program.
+_MOST_LEVELS = 16
 #: Min seconds for a linear program.
 _LEAST_S = 0.1
 #: Max sets whose bounds are computed one by one, if no linear program was solved in time.
@@ -155,7 +157,35 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
     if not (volume.spreads or in_network) and is_shared:
         sets.append(tuple(frozenset((r,)) for r in sorted(everyone)))
         sets += [tuple(nodes)] if topology.num_nodes > 1 else []
+        sets += _fast_groups(volume)
     return [parts for parts in dict.fromkeys(sets) if volume.needed(parts)]
+
+
+def _fast_groups(volume: Volume) -> list[Parts]:
+    """Partitions of the ranks into groups that only slow links join, the coarsest first.
+
+    Such groups are GPUs with an NVLink bridge, or under one CPU. Links are added from fast to slow, and each
+    partition into the components of these links counts. A link's slowness is the time that a unit of volume
+    takes, multiplied by the number of links that share the resource.
+    """
+    link, resource, ticks = volume.holds
+    allowed = np.array(volume.problem.links_allowed, dtype=np.int64)
+    users = np.bincount(resource[np.isin(link, allowed)], minlength=len(volume.problem.topology.resources))
+    slowness = np.zeros(len(volume.problem.topology.links))
+    np.maximum.at(slowness, link, ticks.astype(float) * users[resource])
+    src, dst = (ends[allowed] for ends in link_ends(volume.problem.topology))
+    slowness, num_ranks = slowness[allowed], volume.problem.topology.num_ranks
+    found: list[Parts] = []
+    for most in np.unique(slowness).tolist()[:_MOST_LEVELS]:
+        fast = slowness <= most
+        ends = np.concatenate((src[fast], dst[fast])), np.concatenate((dst[fast], src[fast]))
+        group = strong_components(num_ranks, *ends)
+        if group.max() == 0:
+            break
+        groups = [frozenset(np.flatnonzero(group == each).tolist()) for each in np.unique(group).tolist()]
+        if len(groups) < num_ranks:
+            found.append(tuple(sorted(groups, key=min)))
+    return list(dict.fromkeys(found))[::-1]
 
 
 class _Program:

@@ -67,7 +67,7 @@ _BATCHES_SHARE, _LATE_MIXES_S, _LATE_MIXES_SHARE, _SHOWN_SHARE = 0.6, 1.0, 0.75,
 #: proposers are likely to finish far earlier. It is 1.5 to 6 where links in a server differ; elsewhere up to
 #: 1.3 for sums above 1 MB, and up to 1.8 for small ones.
 #: `_FAR_SHARE`: max share of the time left for mixed plans there.
-_FAR, _FAR_SHARE = 1.6, 0.1
+_FAR, _FAR_SHARE = 1.4, 0.1
 
 
 def offer_estimated(search: Search) -> Search | None:
