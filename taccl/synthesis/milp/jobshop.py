@@ -69,11 +69,12 @@ def solve(
     """
     hops = sorted({*optional, *required})
     required, limits = set(required), quotient.hop_limit
+    begins: frozenset[tuple[int, int]] = frozenset() if limits is None else limits.begins
     payload = _payload(quotient, hops, hint) | {
         "is_required": [m in required for m in hops],
         "least_hops": [] if limits is None else limits.least,
         "most_hops": [] if limits is None else [limits.limit - left for left in limits.left],
-        "is_first": [limits is not None and m in limits.first_hops for m in hops],
+        "begins": [[(m, a) in begins for a in quotient.hops[m].srcs] for m in hops],
         "upper": int(upper_ticks),
         "lower": int(lower_ticks),
         "threads": threads,

@@ -120,7 +120,7 @@ class _Shop:
     def _limit_hops(self) -> None:
         """Constrain the number of links on a chunk's path to each state, a (chunk, rank) pair.
 
-        A hop adds one link to the path to its source; `is_first` marks hops at which the count restarts.
+        A hop adds one link to the path to its source; `begins` marks sources at which the count restarts.
         """
         payload, model = self.payload, self.model
         passed = [
@@ -129,10 +129,11 @@ class _Shop:
                 payload["is_origin"], payload["least_hops"], payload["most_hops"], strict=True
             )
         ]
-        for m, is_first in enumerate(payload["is_first"]):
+        for m, begins in enumerate(payload["begins"]):
             for p in payload["dsts"][m]:
-                for a in payload["srcs"][m] if not payload["is_origin"][p] else ():
-                    before = 0 if is_first else passed[a]
+                sources = zip(payload["srcs"][m], begins, strict=True)
+                for a, is_begin in sources if not payload["is_origin"][p] else ():
+                    before = 0 if is_begin else passed[a]
                     self.only_if(model.add(passed[p] >= before + 1), self.brings.get((m, p), self.made[m]))
 
     def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:

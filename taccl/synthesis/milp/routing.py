@@ -221,9 +221,11 @@ class RoutingModel:
         ]
         self.passed = {p: model.add_variable(limits.least[p], most[p]) for p in self.arrival}
         for (m, p), y in self.taken.items():
-            if p not in self.passed or m in limits.first_hops:
+            if p not in self.passed:
                 continue
             for a in self.quotient.hops[m].srcs:
+                if (m, a) in limits.begins:
+                    continue
                 is_start = self.quotient.states[a].is_origin
                 big = float((0 if is_start else most[a]) + 1 - limits.least[p])
                 before = [] if is_start else [(-1.0, self.passed[a])]

@@ -95,20 +95,20 @@ class HopLimit:
     """Limit on the number of links of a chunk's path.
 
     - `least`, `left`: For each state, min links of a path to it, and from it to a destination.
-    - `first_hops`: Hops with which a path begins; see `Quotient._first_hops`.
+    - `begins`: (hop, source state) pairs at which a path begins; see `Quotient._begins`.
     """
 
     limit: int
     least: list[int]
     left: list[int]
-    first_hops: frozenset[int]
+    begins: frozenset[tuple[int, int]]
 
     def after(self, m: int, hop: Hop, passed: Sequence[int]) -> int:
         """Number of links that a chunk has passed after a hop.
 
         - `passed`: Number of links that it has passed at each state.
         """
-        return 1 if m in self.first_hops else 1 + max(passed[p] for p in hop.srcs)
+        return 1 + max(0 if (m, p) in self.begins else passed[p] for p in hop.srcs)
 
     def leads_on(self, after: int, p: int) -> bool:
         """True if a chunk that reaches a state after `after` links can still reach a destination."""
@@ -128,7 +128,7 @@ class HopLimit:
         """
         if alone:
             ahead = 1 + min(self.left[p] for p in hop.dsts)
-            return m in self.first_hops or all(self.left[a] == ahead for a in hop.srcs)
+            return all((m, a) in self.begins or self.left[a] == ahead for a in hop.srcs)
         after = self.after(m, hop, self.least)
         return any(self.least[p] == after for p in hop.dsts)
 
@@ -183,7 +183,7 @@ class Quotient:
         never = limit + 1
         least = [0 if state.is_origin else never for state in self.states]
         left = [0 if state.is_destination else never for state in self.states]
-        limits = HopLimit(limit, least, left, self._first_hops)
+        limits = HopLimit(limit, least, left, self._begins)
         for _ in range(limit):
             known = [*least, *left]
             for m, hop in enumerate(self.hops):
@@ -191,20 +191,22 @@ class Quotient:
                 for p in hop.dsts:
                     least[p] = min(least[p], after)
                 for p in hop.srcs:
-                    left[p] = min(left[p], 0 if m in self._first_hops else 1 + ahead)
+                    left[p] = min(left[p], 0 if (m, p) in limits.begins else 1 + ahead)
             if [*least, *left] == known:
                 break
         return limits
 
     @cached_property
-    def _first_hops(self) -> frozenset[int]:
-        """First hops of chunks' paths, if the problem has derived chunks; otherwise empty.
+    def _begins(self) -> frozenset[tuple[int, int]]:
+        """(hop, source state) pairs at which the hop's chunk is derived; empty without derived chunks.
 
         A derived chunk and its source share a state at the rank that derives it. Links that the source has
         passed before do not count for the derived chunk.
         """
-        derives = bool(self.problem.collective.derivations)
-        return frozenset(m for m, hop in enumerate(self.hops) if derives and hop.is_own)
+        if not self.problem.collective.derivations:
+            return frozenset()
+        hops = enumerate(self.hops)
+        return frozenset((m, p) for m, hop in hops for p in hop.srcs if self.states[p].chunk != hop.chunk)
 
     @cached_property
     def links_of_resource(self) -> tuple[tuple[int, ...], ...]:

@@ -13,6 +13,8 @@ import pytest
 
 from taccl import collectives, topologies
 from taccl.analysis.verification.verify import verify
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.symmetry import offset_permutation
@@ -22,6 +24,7 @@ from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.topology import machines
 from taccl.topology.builder import TopologyBuilder
+from tests.effort import brief_synthesis
 from tests.foreign import OURS
 from tests.fuzzing import cases
 from tests.synthesis.small_problems import custom, full, linked, problem_of, ring
@@ -393,6 +396,19 @@ def test_derived_chunks_share_the_state_of_their_source():
     sources = {hop.chunk: quotient.states[hop.srcs[0]] for hop in quotient.hops}
     assert (sources[1].chunk, sources[1].rank) == (0, 1)
     assert not sources[1].is_origin
+
+
+@pytest.mark.parametrize("backend", ["greedy", "highs", "cpsat"])
+def test_a_link_of_several_sources_continues_the_longest_path(backend):
+    """Two chunks made at rank 1 pass two links over the fast link of ranks 1 and 2, if so many are allowed."""
+    links = [(0, 1, 0, 1), (1, 2, 0, 1), (1, 3, 0, 9), ((1, 2), 3, 0, 1)]
+    chunks = (Chunk((0,), ()), *[Chunk((), (2, 3))] * 2)
+    derivations = (Derivation(0, 1, 1), Derivation(0, 1, 2))
+    made = Collective("made", 4, chunks, True, derivations=derivations)
+    for max_hops, least_us, most_us in ((1, 19, 19), (2, 4, 10)):
+        problem = problem_of(linked("wide", [0] * 4, links), made, max_hops=max_hops)
+        found = brief_synthesis(problem, backend=backend, sketch="none")
+        assert least_us <= found.finish_us <= most_us
 
 
 def test_a_sketch_link_is_no_hop():
