@@ -27,7 +27,7 @@ from taccl.baselines.chunking import (
 from taccl.baselines.dimension_passes import NUM_CHUNKS, plan_along
 from taccl.baselines.dimension_sends import implicit_along, listed_along, paces_of, translations_along
 from taccl.baselines.forms import Form, fastest, fastest_form, fastest_in_turn, in_reversed_time
-from taccl.baselines.moves import Moves, routed
+from taccl.baselines.moves import Moves, is_destination, routed, to_destinations
 from taccl.baselines.rails import MOST_RAILED, SHAPES, best_cut, by_rails, likely_forms
 from taccl.baselines.ring import around, find_rings, on_rings
 from taccl.baselines.routes import ShortestRoutes
@@ -317,6 +317,7 @@ def _two_levels(problem: Problem, *, inside: str) -> Sends:
     row, node = (each.ravel() for each in np.indices((len(held), num_nodes)))
     place = np.argsort(walk)[local[row]]
     order = lexsort((row, (node - first_node[row]) % num_nodes, node, place))
+    order = order[_wanted_in(problem, nodes)[held[row[order]], node[order]]]
     chunk, node, place = held[row[order]], node[order], place[order]
     if inside == "ring":
         for number, ranks in enumerate(nodes):
@@ -325,7 +326,8 @@ def _two_levels(problem: Problem, *, inside: str) -> Sends:
     else:
         for shift in range(1, size):
             there = nodes[node, (place + shift) % size]
-            moves.append((num_nodes - 2 + shift, chunk, nodes[node, place], there, False))
+            move = num_nodes - 2 + shift, chunk, nodes[node, place], there, False
+            moves.append(to_destinations(problem, move))
     return routed(problem, Moves.of(moves))
 
 
@@ -346,8 +348,18 @@ def _chunk_by_chunk(problem: Problem) -> Sends:
         step = number * (num_nodes - 1) + turn
         if turn:
             moves.append((step - 1, chunk, holder, there, False))
-        moves += [(step, chunk, there, nodes[node, (local + k) % size], False) for k in range(1, size)]
+        inside = ((step, chunk, there, nodes[node, (local + k) % size], False) for k in range(1, size))
+        moves += [to_destinations(problem, each) for each in inside]
     return routed(problem, Moves.of(moves))
+
+
+def _wanted_in(problem: Problem, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(num_chunks, num_nodes) bool array: True for nodes in which the chunk has a destination.
+
+    - `nodes`, (num_nodes, size) array: Ranks of each node.
+    """
+    found: NDArray[np.bool_] = np.logical_or.reduce(is_destination(problem)[:, nodes], axis=2)
+    return found[problem.collective.destination_sets.of_chunk]
 
 
 def _balanced(problem: Problem, *, dims: Dimensions) -> Schedule:

@@ -154,6 +154,19 @@ class Sends(NamedTuple):
         )  # fmt: skip
 
 
+@cached
+def is_destination(problem: Problem) -> Flags:
+    """(num_sets, num_ranks) array: True for the destinations in each set of them."""
+    return problem.collective.destination_sets.flags(problem.topology.num_ranks)
+
+
+def to_destinations(problem: Problem, row: Row) -> Row:
+    """Moves of a row to destinations of their chunks; for moves on which no others depend."""
+    step, chunk, src, dst, adds = np.broadcast_arrays(*row)
+    kept = is_destination(problem)[problem.collective.destination_sets.of_chunk[chunk], dst]
+    return step[kept], chunk[kept], src[kept], dst[kept], adds[kept]
+
+
 def routed(
     problem: Problem, moves: Moves, *, sums: Sequence[tuple[int, ...]] = (), carries: Ints | None = None
 ) -> Sends:
@@ -219,7 +232,7 @@ def sends_over(
 def _needed(problem: Problem, chunk: Ints, src: Ints, dst: Ints) -> Flags:
     """True if a destination depends on the transfer, (num_transfers,); no rank may get a chunk twice."""
     n, ends = problem.topology.num_ranks, problem.collective.destination_sets
-    needed = ends.flags(n)[ends.of_chunk[chunk], dst]
+    needed = is_destination(problem)[ends.of_chunk[chunk], dst]
     here = chunk * n + dst
     order = np.argsort(here)
     found = np.searchsorted(here[order], chunk * n + src)

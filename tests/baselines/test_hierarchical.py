@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from importlib import import_module
 from itertools import accumulate, product
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import taccl
 from taccl.baselines import chunking, forms, hierarchical
 from taccl.baselines.chunking import merging, run
+from taccl.baselines.moves import routed
 from taccl.baselines.rails import _over_stars, _plan, best_cut, by_rails, estimated_us
 from taccl.errors import CollectiveError
 from taccl.topology import fabrics
@@ -40,6 +42,20 @@ def test_alltoall_in_two_levels(make, unit_costs):
     schedule = hierarchical(make("alltoall", topology))
     # Each of four ranks sends 2 chunks to the other node, 8 in all.
     assert sum(topology.is_internode(t.link) for t in schedule) == 8
+
+
+def test_chunks_spread_only_where_they_have_destinations(make, unit_costs, monkeypatch):
+    """The moves of an alltoall inside nodes go to destinations only, in the form of chunk by chunk."""
+    listed = []
+    module = import_module("taccl.baselines.hierarchical")
+    monkeypatch.setattr(
+        module, "routed", lambda problem, moves: listed.append(moves) or routed(problem, moves)
+    )
+    problem = make("alltoall", fabrics.fully_connected(4, ranks_per_node=2, **unit_costs))
+    sends = module._chunk_by_chunk(problem)
+    # All 16 chunks may cross. Every rank sends 1 chunk in its node, and passes on 1 of the other node.
+    assert [len(each.chunk) for each in listed] == [16 + 4 + 4]
+    assert len(sends.chunk) == 8 + 4 + 4
 
 
 @pytest.mark.slow
