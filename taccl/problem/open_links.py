@@ -41,7 +41,7 @@ class OpenLinks:
         self._number_of: tuple[dict[int, int], dict[int, int]] = {}, {}
         self._numbers: dict[tuple[Hashable, ...], int] = {}
         self._arrays: list[Flags] = []
-        self._closed: dict[tuple[int, Hashable], list[int]] = {}
+        self._closed: dict[tuple[int, Hashable], Ints] = {}
 
     @property
     def are_equal(self) -> bool:
@@ -106,8 +106,9 @@ class OpenLinks:
         found.setflags(write=False)
         return found
 
-    def _closed_by(self, mask: int, transit: Hashable) -> list[int]:
+    def _closed_by(self, mask: int, transit: Hashable) -> Ints:
         """Links on which a clause refuses chunks whose key (`Clause.of_transit`) is `transit`."""
         clause, links = self._masks[mask]
         alike = () if transit is None else links.items()
-        return list(chain.from_iterable(some for what, some in alike if not clause.admits(transit, what)))
+        refused = (some for what, some in alike if not clause.admits(transit, what))
+        return np.array(list(chain.from_iterable(refused)), np.int64)

@@ -74,12 +74,18 @@ class SketchShape:
 
         With a single node, the fastest link inside it counts.
         """
+        alpha_us, beta_us_per_mb = self._quickest
+        return alpha_us >= beta_us_per_mb * Fraction(chunk_bytes, BYTES_PER_MB)
+
+    @cached_property
+    def _quickest(self) -> tuple[Fraction, Fraction]:
+        """Alpha and beta of the fastest link between nodes, or inside a single node."""
         topology = self.topology
-        quickest = min(
-            (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
-            key=lambda link: link.alpha_us + link.beta_us_per_mb,
-        )
-        return quickest.alpha_us >= quickest.beta_us_per_mb * Fraction(chunk_bytes, BYTES_PER_MB)
+        links = (topology.links[e] for e in topology.internode_links or range(len(topology.links)))
+        # Links of one kind mostly share their fractions, whose identities are compared faster.
+        kinds = {(id(link.alpha_us), id(link.beta_us_per_mb)): link for link in links}
+        costs = [(link.alpha_us, link.beta_us_per_mb) for link in kinds.values()]
+        return min(costs, key=sum)
 
     @cached_property
     def switches(self) -> tuple[Ranks, ...]:

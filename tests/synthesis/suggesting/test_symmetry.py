@@ -1,5 +1,7 @@
 """Symmetries of topologies, and the shape of a topology that a sketch refers to."""
 
+from fractions import Fraction
+
 import pytest
 
 import taccl
@@ -111,3 +113,14 @@ def test_fitting_symmetries_end_at_the_deadline():
     problem = taccl.make_problem(topology, "allgather", size_bytes=6000)
     assert fitting_shifts(problem, find_shifts(topology), deadline=Deadline.after(0)) == ()
     assert fitting_shifts(problem, find_shifts(topology))
+
+
+def test_links_of_one_kind_are_compared_once(monkeypatch):
+    """The fastest link between nodes is found by one sum of alpha and beta for each kind of link."""
+    shape, added = find_shape(taccl.topologies.ndv2(nodes=2)), []
+    add = Fraction.__add__
+    monkeypatch.setattr(Fraction, "__add__", lambda a, b: added.append(a) or add(a, b))
+    # Any of 8 x 8 ranks has a link to each of the other node, all of one kind.
+    assert [shape.is_small(1), shape.is_small(2**30)] == [True, False]
+    assert len(shape.topology.internode_links) == 128
+    assert len(added) == 1
