@@ -176,7 +176,8 @@ def _whole(word: str, series: Series, machine: Machine, gpus: Collection[str]) -
         made = _made(word, nodes, machine.profile, gpus)
     whole, notes = made[0], [*made[1]]
     if is_assumed and nodes > 1 and not series.num_nodes:
-        notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
+        said = "the log does not list the hosts of all ranks"
+        notes.append(f"{said}; {format_count(nodes, 'node')} assumed (--nodes)")
     if machine.nodes and series.num_nodes not in (0, machine.nodes) and node <= COUNTABLE:
         hosts = format_count(series.num_nodes, "host")
         notes.append(f"the log lists {hosts}, but {machine.nodes} nodes were given; check --nodes")

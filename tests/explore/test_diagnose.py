@@ -1005,6 +1005,18 @@ def test_other_hosts_than_the_given_nodes_are_said(log):
     assert not any("check --nodes" in note for note in judged(log(network_log([NIC] * 8)), nodes=2).notes)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_assumed_nodes_are_noted_if_hosts_of_ranks_are_not_listed(log, kept):
+    """A log of 16 ranks whose list of devices is shortened is judged on two nodes."""
+    lines = network_log([NIC] * 8).splitlines()
+    listed = [line for line in lines if "Rank" in line]
+    text = "\n".join(line for line in lines if line not in listed[kept:-1])
+    found = judged(log(text), topology="dgx-a100")
+    said = "the log does not list the hosts of all ranks; 2 nodes assumed (--nodes)"
+    assert said in found.notes
+
+
 def test_another_number_of_ranks_is_refused(log):
     """A log of 8 ranks is refused for a topology of 6."""
     with pytest.raises(InputError, match="found 8 ranks; dgx-h100 x1 has 6 here"):
