@@ -14,8 +14,14 @@ from taccl._internal.names import first_of, notes_by_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import ExportError, InputError
 from taccl.explore.plan_runtimes import NAMED, runnable
-from taccl.formats.mscclpp.plan import build_mscclpp_plan, served_bytes, text_of_plan, why_no_packets
-from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
+from taccl.formats.mscclpp.plan import (
+    build_mscclpp_plan,
+    served_bytes,
+    text_of_plan,
+    why_no_nodes,
+    why_no_packets,
+)
+from taccl.formats.mscclpp.registration import ranks_per_host, registration_snippet, unit_bytes
 from taccl.problem.collective import Collective
 from taccl.program.program import Program
 from taccl.runtimes.registry import runtime_named
@@ -37,6 +43,8 @@ _PLAN_S, _PROGRAM_S, _LEAST_S = 2e-4, 8e-5, 0.5
 
 def why_not(runtime: Runtime, collective: Collective, topology: Topology, protocol: str) -> str:
     """Reason why MSCCL++ plans cannot hold a collective, or cannot run it under `protocol`; empty if none."""
+    if reason := why_no_nodes(topology.node_of_rank):
+        return reason
     if protocol == "ll":
         return why_no_packets(collective, topology.node_of_rank)
     if protocol or collective.name in NAMED:
@@ -55,8 +63,6 @@ def check(_runtime: Runtime, program: Program) -> None:
 
 def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     """MSCCL++ execution plans for each range of sizes, and a Python module that registers them."""
-    counts = {len(ranks) for ranks in plan.topology.ranks_of_node}
-    ranks_per_node = counts.pop() if len(counts) == 1 else None
     made: dict[tuple[int, bool], _PlacedPlan] = {}
     late: list[str] = []
     # First the programs of all ranges for usual calls, then those for others (in place or not), if in time.
@@ -67,7 +73,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
             found = None
             if _takes_s(each, is_other=is_other) <= until.left_s:
                 with suppress(OutOfTime), until.enforced():
-                    found = _placed(runtime, plan, each, stem, ranks_per_node, is_other=is_other)
+                    found = _placed(runtime, plan, each, stem, is_other=is_other)
             if found is None:
                 late.append(stem)
             else:
@@ -88,7 +94,8 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     registration = {}
     if built:
         script = f"{_MODULE}.py"
-        contents[script] = registration_snippet(built, ranks_per_node=ranks_per_node or 0, module=_MODULE)
+        ranks_per_node = ranks_per_host(plan.topology.node_of_rank)
+        contents[script] = registration_snippet(built, ranks_per_node=ranks_per_node, module=_MODULE)
         registration[script] = f"with mscclpp, in Python: {_MODULE}.register(rank), from"
     unserved = f"its NCCL interface has no {plan.collective}: only for its own executor"
     remarks = [] if plan.collective in _SERVED else [unserved]
@@ -119,9 +126,7 @@ def _other_place(each: PlanRange) -> str:
     return "out of place" if each.lowered.in_place else "in place"
 
 
-def _placed(
-    runtime: Runtime, plan: Plan, each: PlanRange, stem: str, ranks_per_node: int | None, *, is_other: bool
-) -> _PlacedPlan:
+def _placed(runtime: Runtime, plan: Plan, each: PlanRange, stem: str, *, is_other: bool) -> _PlacedPlan:
     """MSCCL++ plan of a range for calls in place if its program is in place; the opposite with `is_other`."""
     file, key, notes, program = f"{stem}.plan.json", "mscclpp", list[tuple[str, str]](), each.lowered
     if is_other:
@@ -134,7 +139,7 @@ def _placed(
             notes.append((stem.partition(".")[0], f"no MSCCL++ plan {place}: {error.reason}"))
             return _PlacedPlan(key, file, None, not program.in_place, notes)
         notes += [(file, note) for note in program.notes if note not in each.lowered.notes]
-    content = _plan_of(runtime, plan, each, program, file, ranks_per_node, notes)
+    content = _plan_of(runtime, plan, each, program, file, notes)
     return _PlacedPlan(key, file, content, program.in_place, notes)
 
 
@@ -144,7 +149,6 @@ def _plan_of(
     each: PlanRange,
     program: Program,
     file: str,
-    ranks_per_node: int | None,
     notes: list[tuple[str, str]],
 ) -> dict[str, Any] | None:
     """MSCCL++ plan of a range, under the first of `_protocols` that allows one; None if none does."""
@@ -155,9 +159,7 @@ def _plan_of(
     for protocol in _protocols(runtime, plan, each, program):
         try:
             # The offsets of MSCCL++ have 32 bits, which limits the sizes of the plan.
-            built = build_mscclpp_plan(
-                replace(ranged, protocol=protocol), ranks_per_node=ranks_per_node, split=True, name=name
-            )
+            built = build_mscclpp_plan(replace(ranged, protocol=protocol), split=True, name=name)
         except (ExportError, InputError) as error:
             reasons.append(error.reason)
             continue

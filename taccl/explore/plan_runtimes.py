@@ -52,7 +52,8 @@ def check_collective(runtime: Runtime, collective: Collective, fabric: Topology)
     """Raise `InputError` for a collective that no file of the runtime can hold."""
     why = runtime.reason_against(collective, fabric)
     if why:
-        remedy = f"choose {', '.join(NAMED)}, or another runtime"
+        others = f"{', '.join(NAMED)}, or " if collective.name in why else ""
+        remedy = f"choose {others}another runtime"
         raise InputError(f"{why}; {remedy}", where="collective")
 
 

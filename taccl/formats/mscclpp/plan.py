@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from taccl.errors import ExportError, FallbackWarning, InputError, VerificationE
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.gpu import MAX_OPERATIONS, PlanGpu
 from taccl.formats.mscclpp.messages import place_messages
-from taccl.formats.mscclpp.registration import registration_snippet
+from taccl.formats.mscclpp.registration import ranks_per_host, registration_snippet
 from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split, warn_of_updates
 from taccl.problem.collective import Collective
 from taccl.program.columns import columns_of
@@ -83,10 +82,8 @@ def dump_mscclpp_plan(
     if register:
         stem = re.sub(r"\W", "_", target.name.removesuffix(".json").removesuffix(".plan"))
         module = target.with_name(f"{stem}_register.py")
-        sizes = set(Counter(_nodes(program, ranks_per_node)).values())
-        files[module] = registration_snippet(
-            {target.name: plan}, ranks_per_node=sizes.pop() if len(sizes) == 1 else 0, module=module.stem
-        )
+        per_host = ranks_per_host(_nodes(program, ranks_per_node))
+        files[module] = registration_snippet({target.name: plan}, ranks_per_node=per_host, module=module.stem)
     return files
 
 
@@ -197,15 +194,32 @@ def served_bytes(plan: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
+    nodes = program.node_of_rank
     if ranks_per_node is not None:
-        return tuple(r // ranks_per_node for r in range(program.num_ranks))
-    if program.node_of_rank is None:
+        nodes = tuple(r // ranks_per_node for r in range(program.num_ranks))
+    if nodes is None:
         raise InputError(
             "MSCCL++ uses other channels between nodes, but the program does not state which "
             "ranks share a node; give ranks_per_node (taccl convert: --set ranks_per_node=8)",
             where="ranks_per_node",
         )
-    return program.node_of_rank
+    if reason := why_no_nodes(nodes):
+        raise ExportError(reason, remedy="number the ranks of the topology node by node")
+    return nodes
+
+
+def why_no_nodes(nodes: Sequence[int]) -> str:
+    """Reason why MSCCL++ cannot run on nodes with these ranks; empty if it can.
+
+    The executor divides the number of a rank by the number of ranks per node to find its node.
+
+    - `nodes`: Node of each rank.
+    """
+    size, places = nodes.count(nodes[0]), list(dict.fromkeys(nodes))
+    expected = [rank // size for rank in range(len(nodes))]
+    if len(nodes) % size == 0 and [places.index(node) for node in nodes] == expected:
+        return ""
+    return "MSCCL++ requires nodes of equally many ranks with consecutive numbers"
 
 
 def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taccl.errors import InputError
@@ -85,6 +85,19 @@ def register(rank):
 '''
 
 
+#: Max GPUs of one host, as in a DGX-2. Larger nodes are several hosts that NVLink joins, as in GB200 NVL72.
+_MOST_PER_HOST = 16
+
+
+def ranks_per_host(nodes: Sequence[int]) -> int:
+    """Number of ranks per host, for which MSCCL++ uses plans; 0 for any number, if the hosts are unknown.
+
+    - `nodes`: Node of each rank; all nodes have equally many ranks. MSCCL++ counts the ranks of a host.
+    """
+    size = nodes.count(nodes[0])
+    return size if size <= _MOST_PER_HOST else 0
+
+
 def unit_bytes(plan: Mapping[str, Any]) -> int:
     """Number of bytes of which message sizes must be a multiple, so that chunks are aligned.
 
@@ -105,7 +118,7 @@ def registration_snippet(
     - `plans` (mapping of file name to plan): Plans that `taccl.formats.mscclpp.plan.build_mscclpp_plan`
       returned, or that were read from JSON. Their files must be in the module's folder. The first plan that
       fits a call is used.
-    - `ranks_per_node`: Number of ranks per node for which plans are used; 0 for any number.
+    - `ranks_per_node`: Number of ranks per host for which plans are used; 0 for any number.
     """
     if not plans:
         raise InputError("found no plan; expected at least one", where="plans")

@@ -1,5 +1,6 @@
 """MSCCL++ plans run as their schedule, under the executor's rules."""
 
+import itertools
 import json
 import warnings
 from dataclasses import replace
@@ -14,6 +15,7 @@ from taccl.formats.mscclpp.plan import build_mscclpp_plan, served_bytes
 from taccl.formats.registry import convert, write
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import first_schedule
 from tests.program.examples import program_of, schedule_of
 
@@ -261,6 +263,20 @@ def test_plan_is_for_sizes_about_that_of_its_schedule():
     assert (plan["min_message_size"], plan["max_message_size"]) == (5 * 10**8, 2 * 10**9)
     told = build_mscclpp_plan(program, min_bytes=0, max_bytes="4GB")
     assert (told["min_message_size"], told["max_message_size"]) == (0, 4 * 10**9)
+
+
+@pytest.mark.parametrize("nodes", [(0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 1, 2)])
+def test_nodes_are_blocks_of_equally_many_ranks(nodes):
+    """Other nodes are refused, as the executor computes a rank's node from its number (``useIB``)."""
+    with pytest.raises(
+        ExportError, match="nodes of equally many ranks with consecutive numbers; number the ranks"
+    ):
+        build_mscclpp_plan(replace(program_of("allgather", "ring:4"), node_of_rank=nodes))
+    topology = TopologyBuilder("hosts", list(nodes))
+    for src, dst in itertools.permutations(range(4), 2):
+        topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=10)
+    with pytest.raises(InputError, match="consecutive numbers; choose another runtime"):
+        taccl.plan(topology.build(), "allgather", sizes="64KB", runtime="mscclpp")
 
 
 def test_executor_accepts_the_input_of_every_rank():

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from taccl.errors import InputError
-from taccl.formats.mscclpp.registration import registration_snippet
+from taccl.formats.mscclpp.registration import ranks_per_host, registration_snippet
 
 
 def plan(name, collective="allgather", *, in_place=False, least=0, most=1000, chunks=1):
@@ -139,6 +139,15 @@ def test_ranks_per_node_can_be_asked_for(module):
     """A plan of two nodes of two does not fit one node of four."""
     select = module(registration_snippet({"1.json": plan("a")}, ranks_per_node=2))["select"]
     assert select({"allgather": {"a": "a"}}, request("allgather", 100, 5000, 9000)) is None
+
+
+def test_a_node_of_several_hosts_fits_any_number_of_ranks_per_host(module):
+    """MSCCL++ counts the ranks of a host: 4 of the 72 that NVLink joins in a rack of GB200."""
+    assert ranks_per_host((0,) * 8 + (1,) * 8) == 8
+    assert ranks_per_host((0,) * 72 + (1,) * 72) == 0
+    text = registration_snippet({"1.json": plan("a")}, ranks_per_node=ranks_per_host((0,) * 72))
+    select = module(text)["select"]
+    assert select({"allgather": {"a": "a"}}, request("allgather", 100, 5000, 9000)) == "a"
 
 
 @pytest.mark.parametrize(
