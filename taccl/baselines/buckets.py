@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 from functools import lru_cache, partial
-from itertools import product
+from itertools import combinations_with_replacement, pairwise, product
 from math import gcd, prod
 from operator import itemgetter
 
@@ -39,6 +40,13 @@ from taccl.topology.recognise import grid_of
 
 #: Max transfers in finer chunks with merged messages, but for sums at all ranks: 0.9 us of CPU for each.
 _MOST_MERGED = 600_000
+#: `_MOST_STARTS`: max pairs of chunks per rank in `_starts`.
+#: `_EVEN`: max ratio of loads of the busiest link at which fewer pairs are preferred.
+#: `_MOST_DIMS`: max number of dimensions for which `_starts` tries all sequences (455 of 12 pairs).
+#: `_PAYS_IN_ROUNDS`: max ratio of finishes at which more pieces of data are preferred.
+#: `_MOST_IN_ROUNDS`: max transfers of the bucket algorithm in rounds (0.6 s of CPU); half as many for sums.
+_MOST_STARTS, _EVEN, _MOST_DIMS = 12, 1.01, 4
+_PAYS_IN_ROUNDS, _MOST_IN_ROUNDS = Fraction(99, 100), 400_000
 
 
 @checked
@@ -59,6 +67,11 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     ranks forward whole partial sums in both directions, and no gather follows. Then there are (D + j) s
     steps. On a torus the bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D; on a mesh they
     take twice as long.
+
+    If dimensions are unlike, chunks may also pass them in rounds. In each round, a rank sends over each link
+    all that has arrived before and goes that way, in one message or in one for each number of dimensions
+    already passed. There are as many rounds as the diameter has hops. The numbers of chunks that start with
+    each dimension load the links of all dimensions equally.
 
     Chunks from one rank to one rank, as of an alltoall or a scatter, take the shorter way round each ring.
     Equally many start with each dimension.
@@ -145,6 +158,7 @@ def passes(problem: Problem, *, cut: bool) -> tuple[Schedule, Dimensions]:
     found = cut_while_it_pays(
         problem, made, name="bucket", cut=cut, parts=2 * len(dims), merges=True, most_merged=most
     )
+    found = _or_in_rounds(found, problem, dims, cut=cut)
     for number in reversed(range(1, len(dims))):
         parts = 2 * len(dims) * max(prod(dims.sizes[k] for k in along) for along in _orders(dims, number))
         found = or_whole_sums(
@@ -194,6 +208,110 @@ def _fill(problem: Problem, *, dims: Dimensions, directions: int) -> Sends:
             order = lexsort((at,))
             at, what, up = at[order], what[order], up[order]
     return routed(problem, Moves.of(moves))
+
+
+def _or_in_rounds(found: Schedule, problem: Problem, dims: Dimensions, *, cut: bool) -> Schedule:
+    """The faster of `found` and the bucket algorithm in rounds; `found` if all dimensions are alike."""
+    if not (cut and problem.collective.num_chunks and may_merge(problem)):
+        return found
+    is_sum = problem.collective.combining and not problem.collective.stays_at_roots
+    least = problem.collective.num_chunks * (problem.topology.num_ranks - 1) * (1 + is_sum)
+    most = _MOST_IN_ROUNDS // (1 + is_sum)
+    starts = _starts(dims, most // (2 * least))
+    if not starts or 2 * len(starts) > min(problem.chunk_bytes):
+        return found
+
+    def made(finer: Problem) -> Schedule:
+        finer = merging(finer)  # for its number of chunks
+        forms = (("bucket (in rounds)", False), ("bucket (in rounds, dimensions apart)", True))
+        num_pieces = finer.collective.num_chunks // problem.collective.num_chunks // (2 * len(starts))
+        rounds = partial(_in_rounds, dims=dims, starts=starts, num_pieces=max(1, num_pieces))
+        return fastest_form(
+            finer, ((name, run(finer, partial(rounds, apart=apart))) for name, apart in forms)
+        )
+
+    rounds = cut_while_it_pays(
+        merging(problem),
+        made,
+        name="bucket in rounds",
+        cut=True,
+        parts=2 * len(starts),
+        pays=_PAYS_IN_ROUNDS,
+        most_transfers=most,
+        asked=problem,
+        most_merged=most,
+    )
+    return fastest((found, rounds))
+
+
+def _starts(dims: Dimensions, most: int) -> tuple[int, ...]:
+    """First dimension of each pair of a rank's chunks; further pairs repeat the sequence.
+
+    It minimizes the load of the busiest link. A chunk passes all dimensions in cyclic order. After dimensions
+    with n ranks in total, a dimension of size a carries n (a - 1) copies of it: half of them in each
+    direction along a ring, up to all of them over one link of a line.
+
+    - `most`: Max number of pairs. The result is empty if this is 0, if all dimensions are alike, or if there
+      are more than `_MOST_DIMS`.
+    """
+    if len(set(dims.dims)) == 1 or len(dims) > _MOST_DIMS:
+        return ()
+    load = np.zeros((len(dims), len(dims)))
+    for first in range(len(dims)):
+        num_copies = 1
+        for k in (*range(first, len(dims)), *range(first)):
+            is_ring = dims.dims[k].kind == "ring" and dims.sizes[k] > 2
+            ways = 2 if is_ring else 1
+            load[first, k] = num_copies * (dims.sizes[k] - 1) * float(dims.dims[k].beta_us_per_mb) / ways
+            num_copies *= dims.sizes[k]
+    best: tuple[float, tuple[int, ...]] = np.inf, ()
+    for number in range(1, min(most, _MOST_STARTS) + 1):
+        for ends in combinations_with_replacement(range(number + 1), len(dims) - 1):
+            counts = [until - since for since, until in pairwise((0, *ends, number))]
+            busiest = float((counts @ load).max()) / number
+            if _EVEN * busiest < best[0]:
+                best = busiest, tuple(np.repeat(np.arange(len(dims)), counts).tolist())
+    return best[1]
+
+
+def _in_rounds(
+    problem: Problem, *, dims: Dimensions, starts: Sequence[int], num_pieces: int, apart: bool
+) -> Sends:
+    """Sends in rounds: in each, a rank sends on over each link all that has arrived before and goes that way.
+
+    Along rings, one chunk of each pair goes the longer way round upwards, the other one downwards.
+
+    - `starts`: First dimension of each pair of chunks.
+    - `num_pieces`: Number of pieces of the data; a round has messages of its own for each.
+    - `apart`: True for a message per number of dimensions passed, those that go on along more dimensions
+      first. The next round then waits for less data.
+    """
+    holder, chunk, place = held_at_start(problem)
+    first, piece = np.array(starts)[place // 2 % len(starts)], np.zeros(len(chunk), np.int64)
+    piece[chunk] = place // (2 * len(starts)) % num_pieces
+    moves: list[tuple[Ints, ...]] = []
+    for part in range(len(dims)):
+        here = first == part
+        at, what, up = holder[here], chunk[here], place[here] % 2 == 0
+        when = np.zeros(len(at), np.int64)
+        for passed, k in enumerate((*range(part, len(dims)), *range(part))):
+            size, stride, is_ring = dims.sizes[k], dims.strides[k], dims.dims[k].kind == "ring"
+            held, digit = [(at, what, up, when)], at // stride % size
+            for way in (1, -1):
+                reach = (size - 1 + (up == (way > 0))) // 2
+                if not is_ring:
+                    reach = size - 1 - digit if way > 0 else digit
+                for step in range(int(reach.max(initial=0))):
+                    goes = step < reach
+                    src, dst = (at + ((digit + way * s) % size - digit) * stride for s in (step, step + 1))
+                    order = (when + step) * len(dims) + (passed if apart else 0)
+                    order = order * num_pieces + piece[what]
+                    moves.append((order[goes], dst[goes], src[goes], what[goes]))
+                    held.append((dst[goes], what[goes], up[goes], when[goes] + step + 1))
+            at, what, up, when = (np.concatenate(each) for each in zip(*held, strict=True))
+    columns = [np.concatenate(each) for each in zip(*moves, strict=True)]
+    order, dst, src, what = (each[lexsort(columns[::-1])] for each in columns)
+    return routed(problem, Moves.of([(order, what, src, dst, False)]))
 
 
 def _scatter_and_sum(problem: Problem, dims: Dimensions, number: int) -> Sends:

@@ -102,7 +102,8 @@ def cut_while_it_pays(
     - `most_transfers`: Max transfers of a schedule in finer chunks.
     - `likely`: Number of parts that probably is the best, tried right after half of `parts`; 1 if unknown.
     - `asked`: Problem whose earliest schedule is kept (`keep_soonest`), if links of `problem` merge instead.
-    - `most_merged`: Max transfers after a cut, if each message is one send; default: `MOST_CUT`.
+    - `most_merged`: Max transfers after a cut, if each message is one send, or if `merges` is false; default:
+      `MOST_CUT`.
     - `even`: Number of parts up to which a cut is followed by the next one even if it does not pay, as fewer
       parts load the ports unequally.
     """
@@ -123,7 +124,7 @@ def cut_while_it_pays(
                 keep_soonest(asked or problem, each)
 
     if not (merges and cut and may_merge(problem)):
-        return cut_in(problem, kept, cut=cut)
+        return cut_in(problem, kept, cut=cut, most_after=None if merges else most_merged)
     together = cut_in(merging(problem), lambda finer: kept(merging(finer)), cut=True, most_after=most_merged)
     alone = cut_in(problem, kept, cut=False)
     if _alphas_us(alone) < together.finish_us:

@@ -9,6 +9,7 @@ import taccl
 from taccl.baselines import (
     bine,
     bucket,
+    buckets,
     dimension_balanced,
     hierarchical,
     one_shot,
@@ -113,6 +114,52 @@ def test_buckets_with_whole_sums_take_what_their_formula_says(sizes, num_bytes, 
     found = bucket(allreduce(sizes, num_bytes, make))
     least = whole_sums_us(sizes[0], len(sizes), scattered, num_bytes, is_mesh=make is mesh)
     assert found.finish_us <= 1.01 * least and taccl.verify(found).ok
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "allreduce"])
+@pytest.mark.parametrize("sizes", [(4, 8), (3, 5), (4, 2, 8)])
+def test_unlike_dimensions_of_a_torus_are_loaded_equally(sizes, name):
+    """16 MB take at most 8 % longer than their bytes over equally loaded links, and a latency per message.
+
+    Each link has at most one message per hop of the diameter and dimension.
+    """
+    found = bucket(taccl.make_problem(taccl.topologies.torus(*sizes), name, size_bytes=16 * 10**6))
+    phases, ports = 1 + (name == "allreduce"), sum(2 if size > 2 else 1 for size in sizes)
+    busy_us = 16 * BETA * 10**6 * (1 - 1 / prod(sizes)) / ports
+    messages = len(sizes) * sum(size // 2 for size in sizes)
+    assert found.finish_us <= phases * (1.08 * busy_us + messages * ALPHA)
+    assert taccl.verify(found).ok
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes", "num_bytes", "share"),
+    [
+        (taccl.topologies.torus, (4, 8), 64_000, 0.9),
+        (taccl.topologies.torus, (4, 8), 10**6, 0.87),
+        (mesh, (4, 8), 64_000, 0.92),
+        (mesh, (4, 8), 16 * 10**6, 0.92),
+        (taccl.topologies.torus, (4, 4, 8), 16 * 10**6, 0.82),
+    ],
+)
+def test_rounds_take_less_time_than_passes_on_unlike_dimensions(make, sizes, num_bytes, share, monkeypatch):
+    """In rounds, an allgather takes at most `share` of the time that chunks dimension by dimension take."""
+    problem = taccl.make_problem(make(*sizes), "allgather", size_bytes=num_bytes)
+    found = bucket(problem)
+    monkeypatch.setattr(buckets, "_or_in_rounds", lambda found, *_, **__: found)
+    assert found.producer.startswith("bucket (in rounds")
+    assert found.finish_us <= share * bucket(problem).finish_us and taccl.verify(found).ok
+
+
+@pytest.mark.parametrize(("rates", "most"), [((25, 50), 1.03), ((20, 50), 1.03), ((100, 25), 1.2)])
+def test_rounds_load_slow_dimensions_less(rates, most):
+    """On a torus with unlike bandwidths, data cross the slow dimension first, while they are few copies.
+
+    64 MB take at most `most` times as long as their bytes over the bandwidth of a rank.
+    """
+    topology = taccl.topologies.torus(4, 4, bandwidth_gb_per_s=rates)
+    found = bucket(taccl.make_problem(topology, "allgather", size_bytes=64 * 10**6))
+    rank_us = 64_000 * 15 / 16 / (2 * sum(rates))
+    assert found.finish_us <= most * rank_us and taccl.verify(found).ok
 
 
 @pytest.mark.parametrize(
