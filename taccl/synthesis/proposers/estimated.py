@@ -67,7 +67,9 @@ _BATCHES_SHARE, _LATE_MIXES_S, _LATE_MIXES_SHARE, _SHOWN_SHARE = 0.6, 1.0, 0.75,
 #: proposers are likely to finish far earlier. It is 1.5 to 6 where links in a server differ; elsewhere up to
 #: 1.3 for sums above 1 MB, and up to 1.8 for small ones.
 #: `_FAR_SHARE`: max share of the time left for mixed plans there.
+#: `_QUICK_S_PER_LINK`, `_QUICK_SHARE`: CPU seconds per link of that bound, and max share of the time left.
 _FAR, _FAR_SHARE = 1.4, 0.1
+_QUICK_S_PER_LINK, _QUICK_SHARE = 2e-5, 0.02
 
 
 def offer_estimated(search: Search) -> Search | None:
@@ -162,8 +164,12 @@ class _Forms:
 
     @cached_property
     def over_bound(self) -> float:
-        """The mixed plan's estimate without latency, as a multiple of a bound that takes milliseconds."""
-        if self.mixed is None:
+        """The mixed plan's estimate without latency, as a multiple of a quick bound.
+
+        It is 1 without a mixed plan, and if the bound would take a notable share of the time.
+        """
+        bound_s = busy_factor() * _QUICK_S_PER_LINK * len(self.problem.topology.links)
+        if self.mixed is None or bound_s > _QUICK_SHARE * self.left_s(self.deadline):
             return 1.0
         quick = lower_bound(self.problem, divisible=True, end_s=0.0).bound_us
         return (self.mixed.us - latency_bound(self.problem).bound_us) / quick if quick else 1.0
