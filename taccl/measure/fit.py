@@ -24,6 +24,7 @@ from taccl.measure.estimate import (
     cost_of,
     estimate,
     refit,
+    robust,
     robust_residuals,
     shows_latency,
 )
@@ -134,7 +135,7 @@ def fit(
     kept, slowed = _without_few_channels(joined(series), of_channels, version)
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
     shares = _links_shares(on, costs, local, set(map(senders, kept)))
-    choices = _choices(costs, kept)
+    choices = [] if any(log.debug.algorithms for log in read) else _choices(costs, kept)
     protocols = [_protocols(costs, each) for each in kept]
     observed, found, share, is_off = _estimated(
         kept, machine, before, shares, MOST_OF_LINK * rate, choices, protocols
@@ -212,7 +213,8 @@ def _estimated(
     Returns observations, estimate, rate of in-switch sums as a share of a rank's rate, and True if the logs
     contradict such sums. The estimate without such sums is preferred. Exceptions: its cost exceeds that of
     the other by more than `CONTRADICTED`, or it needs a link above `most_gb_per_s`. An estimate under
-    `choices` is preferred to both, with the same exceptions: rings else look like trees over slower NICs.
+    `choices` is preferred to both, with the same exceptions, as rings else look like trees over slower NICs.
+    The cost of the sizes that a choice concerns suffices.
     """
 
     def under(share: float, choices: Sequence[Choice]) -> tuple[list[Observed], Estimate, float, float]:
@@ -234,11 +236,22 @@ def _estimated(
     taken = plain if is_plain else best
     if choices:
         by_choice = under(0.0, choices)
-        found = by_choice[1]
-        is_possible = not found.free[_NODE_RATE] or float(np.exp(found.logs[_NODE_RATE])) <= most_gb_per_s
-        if is_possible and by_choice[3] <= taken[3] + CONTRADICTED:
+        logs, free = by_choice[1].logs[_NODE_RATE], by_choice[1].free[_NODE_RATE]
+        costs = [(each[3], _large_cost(*each[:2], choices)) for each in (by_choice, taken)]
+        is_good = any(own <= other + CONTRADICTED for own, other in zip(*costs, strict=True))
+        if is_good and not (free and np.exp(logs) > most_gb_per_s):
             taken = by_choice
     return *taken[:3], against
+
+
+def _large_cost(observed: Sequence[Observed], found: Estimate, choices: Sequence[Choice]) -> float:
+    """Cost of the errors of an estimate at the sizes from which on a choice is known."""
+    cost = 0.0
+    for each, protocols, choice in zip(observed, found.protocols, choices, strict=True):
+        predicted = each.predicted_us(found.logs)[protocols, np.arange(len(protocols))]
+        errors = np.log(predicted / each.times_us)[each.size_bytes >= choice.size_bytes]
+        cost += float(robust(errors).sum())
+    return cost
 
 
 def _choices(costs: Costs | None, series: Sequence[Series]) -> list[Choice]:
@@ -248,10 +261,8 @@ def _choices(costs: Costs | None, series: Sequence[Series]) -> list[Choice]:
     """
     sums = [each for each in series if each.collective == "allreduce" and each.num_nodes > 1]
     found = {id(each): choice_of(costs, each) for each in sums} if costs is not None else {}
-    is_known = {each.algorithm for each in found.values()} - {""}
-    if not is_known or not is_known <= {"ring", "tree"}:
-        return []
-    return [found.get(id(each), Choice()) for each in series]
+    known = {each.algorithm for each in found.values()} - {""}
+    return [found.get(id(each), Choice()) for each in series] if known and known <= {"ring", "tree"} else []
 
 
 def _protocols(costs: Costs | None, series: Series) -> tuple[int, ...]:

@@ -288,6 +288,22 @@ def test_rings_between_nodes_are_no_trees_over_slower_nics(log):
 
 
 @pytest.mark.slow
+def test_a_log_of_one_node_beside_leaves_rings_between_nodes_rings(log):
+    """Logs of sums on one DGX A100 and on two give the rates of NVLinks and NICs.
+
+    The model is less exact on small sizes, where NCCL uses trees, but their errors do not decide on large ones.
+    """
+    logs = []
+    for nodes in (1, 2):
+        times = predicted_us(costs_of("dgx-a100"), "allreduce", 8 * nodes, nodes, np.array(SIZES, float))
+        rows = [row(size, time, ranks=8 * nodes) for size, time in zip(SIZES, times, strict=True)]
+        logs.append(log("\n".join(["# all_reduce_perf", HEAD, *rows]), f"{nodes}.log"))
+    found = found_in(taccl.fit(logs, "dgx-a100", nodes=2))
+    assert found["node_gb_per_s"].value == pytest.approx(240, rel=0.05)
+    assert found["network_gb_per_s"].value == pytest.approx(25 * 0.93, rel=0.03)
+
+
+@pytest.mark.slow
 def test_networks_without_ll_have_large_latencies_and_no_faster_nics(log):
     """A log over TCPX, which allows simple alone, gives the NICs' rate, whatever shape small sizes have.
 
