@@ -13,7 +13,12 @@ from taccl._internal.names import shown
 from taccl._internal.units import format_size
 from taccl.errors import LossyConversionWarning
 from taccl.explore.plan_runtimes import NAMED
-from taccl.formats.msccl.xml import check_msccl_xml, dump_msccl_xml, unseen_root
+from taccl.formats.msccl.xml import (
+    check_msccl_xml,
+    dump_msccl_xml,
+    unseen_root,
+    why_not_between_nodes,
+)
 from taccl.formats.program_kind import kind_of
 from taccl.problem.collective import Collective
 from taccl.program.program import Program
@@ -21,6 +26,7 @@ from taccl.runtimes.runtime import PlanFiles, Runtime, ServedSizes
 
 if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan, PlanRange
+    from taccl.topology.topology import Topology
 
 #: Folder with nothing but XML files, for runtimes that load every file in a folder.
 XML_FOLDER = "msccl-algorithms"
@@ -28,8 +34,10 @@ XML_FOLDER = "msccl-algorithms"
 _SCRIPT = "environment.sh"
 
 
-def why_not(runtime: Runtime, collective: Collective, _topology: object, protocol: str) -> str:
+def why_not(runtime: Runtime, collective: Collective, topology: Topology, protocol: str) -> str:
     """Reason why no MSCCL XML file can hold a collective for a runtime; empty if one can."""
+    if topology.num_nodes > 1 and (reason := why_not_between_nodes(collective.name, protocol)):
+        return f"{runtime.title} {reason}"
     if protocol or collective.name in NAMED or runtime.takes_custom:
         return ""
     return f"{runtime.title} has no {collective.name}, which does not support custom collectives"

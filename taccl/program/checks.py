@@ -263,7 +263,7 @@ LIBRARIES = {
 }
 #: Collectives whose messages use one slot of the Simple buffer, not four.
 #: Sources: ``BROADCAST_CHUNKSTEPS`` and ``REDUCE_CHUNKSTEPS``.
-_ONE_STEP = ("broadcast", "reduce")
+ONE_STEP = ("broadcast", "reduce")
 
 
 def chunks_per_message(program: Program, size_bytes: int, library: str) -> int:
@@ -287,5 +287,5 @@ def first_size(program: Program, chunks: int, library: str) -> int:
 
 def _payload(program: Program, library: str) -> int:
     payload = LIBRARIES[library][program.protocol]
-    is_one_step = program.collective is not None and program.collective.name in _ONE_STEP
+    is_one_step = program.collective is not None and program.collective.name in ONE_STEP
     return payload // 4 if is_one_step and program.protocol == "Simple" else payload

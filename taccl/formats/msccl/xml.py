@@ -32,7 +32,7 @@ from taccl.formats.program_kind import (
 )
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.problem.collective import Collective
-from taccl.program.checks import NO_LIMIT, check_ends, check_steps, parcels_of
+from taccl.program.checks import NO_LIMIT, ONE_STEP, check_ends, check_steps, parcels_of
 from taccl.program.limits import (
     MAX_ATTRIBUTES,
     MAX_COUNT,
@@ -338,7 +338,7 @@ def dump_msccl_xml(
             warn_of_split(
                 f"MSCCL XML for {reader.title} holds at most {reader.max_steps} steps per threadblock"
             )
-    _check_limits(program, reader)
+    _check_limits(program, kind, reader)
     sources, targets = _mirrored(program)
     scratch = program.scratch_chunks
     attributes: dict[str, object] = {
@@ -371,8 +371,7 @@ def dump_msccl_xml(
 
 def check_msccl_xml(program: Program, reader: Runtime) -> None:
     """Raise `ExportError` if an MSCCL XML file for a runtime cannot hold a program, without a split."""
-    _kind_for(program, reader)
-    _check_limits(program, reader)
+    _check_limits(program, _kind_for(program, reader), reader)
 
 
 def _kind_for(program: Program, reader: Runtime) -> ProgramKind:
@@ -386,9 +385,28 @@ def _kind_for(program: Program, reader: Runtime) -> ProgramKind:
     return kind
 
 
-def _check_limits(program: Program, reader: Runtime) -> None:
+def _check_limits(program: Program, kind: ProgramKind, reader: Runtime) -> None:
     for excess in excesses(program, reader):
         raise ExportError(f"MSCCL XML for {reader.title} {excess.message}", remedy=excess.remedy)
+    nodes = program.node_of_rank
+    if nodes is None or not (reason := why_not_between_nodes(kind.name, program.protocol)):
+        return
+    queues = (parcel.queue for parcel in parcels_of(program))
+    if any(nodes[queue.src] != nodes[queue.dst] for queue in queues):
+        raise ExportError(
+            f"{reader.title} {reason}", remedy="lower the schedule with protocol='LL' or 'LL128'"
+        )
+
+
+def why_not_between_nodes(collective: str, protocol: str) -> str:
+    """Reason why runtimes hang with a program that sends between nodes; empty if they do not.
+
+    Kernels of MSCCL always take four slots of the Simple buffer for a message, in two slices. For some
+    collectives, the proxies that serve the network expect one.
+    """
+    is_one_step = collective in ONE_STEP and protocol.lower() == "simple"
+    said = f"hangs in a {collective} between nodes under Simple, and needs protocol LL or LL128"
+    return said if is_one_step else ""
 
 
 def unseen_root(collective: str, root: int) -> str:

@@ -271,6 +271,25 @@ def test_sums_that_must_not_be_fused_announce_their_end(counts, announced):
             parse_msccl_xml('hasdep="0"'.join(text.rsplit('hasdep="1"', 1)))
 
 
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+@pytest.mark.parametrize("runtime", ["msccl", "rccl", "msccl-executor"])
+def test_simple_broadcasts_stay_inside_nodes(name, runtime):
+    """Broadcasts and reductions over a network are written under LL and LL128 only.
+
+    The proxies then move a message in one step (``BROADCAST_CHUNKSTEPS``), but kernels under Simple take four
+    (``MSCCL_CHUNKSTEPS``), and wait for steps that no proxy announces.
+    """
+    program = replace(program_of(name), node_of_rank=(0, 0, 1, 1))
+    with pytest.raises(
+        ExportError, match=f"hangs in a {name} between nodes under Simple, and needs protocol LL"
+    ):
+        dump_msccl_xml(program, runtime=runtime)
+    for protocol in ("LL", "LL128"):
+        assert dump_msccl_xml(replace(program, protocol=protocol), runtime=runtime)
+    assert dump_msccl_xml(replace(program, node_of_rank=(0, 0, 0, 0)), runtime=runtime)
+    assert dump_msccl_xml(replace(program_of("allreduce"), node_of_rank=(0, 0, 1, 1)), runtime=runtime)
+
+
 @pytest.mark.slow
 def test_more_channels_keep_peers_within_the_limit():
     """The remedy in the message works for 34 peers."""
