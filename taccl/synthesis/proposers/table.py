@@ -79,6 +79,8 @@ _TRIAL_HOPS, _TRIAL_S = 300_000, 6.0
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
 _SKETCHED_SHARE = 0.3
+#: Max ratio of a finish to the bound over all chunkings at which ruin and recreate keeps a schedule as it is.
+_NEAR_BOUND = 1.01
 
 
 def _by_switches(search: Search) -> None:
@@ -201,10 +203,13 @@ def _until_last(search: Search) -> Deadline:
 def _ruin_finer(search: Search) -> None:
     """Ruin and recreate on the earliest schedule, if it is not in the chunks of the main search.
 
-    Partial sums are then exchanged in the new schedule, too.
+    Partial sums are then exchanged in the new schedule, too. A schedule near the bound over all chunkings is
+    kept, as trees without idle gaps repeat at the rate of the busiest resource.
     """
     earliest, known_us = search.earliest_search, search.earliest_us
-    if not earliest.choice and suits_improvement(earliest.problem):
+    every = known_bound_over_all_chunkings(no_bound(search.problem))
+    is_near = every is not None and known_us <= _NEAR_BOUND * every.bound_us
+    if earliest is not search and not is_near and suits_improvement(earliest.problem):
         ruin_and_recreate(earliest)
         if search.earliest_us < known_us and sums_anywhere(search.problem):
             offer_exchanged(earliest)
@@ -213,7 +218,7 @@ def _ruin_finer(search: Search) -> None:
 def _exchange_finer(search: Search) -> None:
     """Exchange partial sums in the earliest schedule, if its chunks are not those of the main search."""
     earliest = search.earliest_search
-    if not earliest.choice:
+    if earliest is not search:
         offer_exchanged(earliest)
 
 

@@ -8,6 +8,7 @@ import pytest
 from taccl import collectives, lower_bound, make_problem, verify
 from taccl._internal.deadline import Deadline
 from taccl.schedule.timing import exact_times
+from taccl.synthesis import bounding
 from taccl.synthesis.proposers import table
 from taccl.synthesis.proposers.finer import cut
 from taccl.synthesis.proposers.priced_trees import along, sums_of_some
@@ -123,8 +124,15 @@ def test_other_problems_have_other_proposers(problem):
 
 
 @pytest.mark.slow
-def test_the_earliest_schedule_in_other_chunks_is_improved():
-    """Ruin and recreate follows a schedule in finer chunks, such as a baseline's, until it meets the bound."""
+@pytest.mark.parametrize(
+    ("choice", "near", "is_improved"), [("", 1, True), ("trees", 1, True), ("", 3, False)]
+)
+def test_the_earliest_schedule_in_other_chunks_is_improved(choice, near, is_improved, monkeypatch):
+    """Ruin and recreate follows a schedule in finer chunks until it meets the bound, unless that was near.
+
+    The schedule is a baseline's, or along trees.
+    """
+    monkeypatch.setattr(table, "_NEAR_BOUND", near)
     problem = make_problem(fabrics.ring(3, alpha_us=0), "allgather", size_bytes=12)
     finer = cut(problem, 2)
     onward = {
@@ -136,8 +144,9 @@ def test_the_earliest_schedule_in_other_chunks_is_improved():
     chunk, link = zip(*hops, strict=True)
     late = exact_times(finer, chunk=chunk, link=link, sequence=range(len(hops)), producer="one way")
     search = Search(problem, Options(), Deadline.after(AMPLE_S), asked=problem)
-    other = search.beside(finer, bound=lower_bound(finer))
+    other = search.beside(finer, bound=lower_bound(finer), choice=choice)
     other.offer_whole(late, producer="one way")
     search.others.append(other)
+    bounding.look_for_bound_over_all_chunkings(search)
     table._ruin_finer(search)
-    assert other.is_met and other.best.producer == "ruin and recreate"
+    assert other.is_met == is_improved and (other.best.producer == "ruin and recreate") == is_improved
