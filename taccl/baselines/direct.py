@@ -27,12 +27,10 @@ from taccl.baselines.forms import fastest, fastest_form
 from taccl.baselines.moves import Sends, check_least, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
-from taccl.problem.costs import hold_columns
+from taccl.problem.costs import hold_columns, hold_costs_us, link_costs_us
 from taccl.schedule.listing import gap_filled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.baselines.lanes import Floats
     from taccl.baselines.moves import Ints
     from taccl.problem.problem import Problem
@@ -129,9 +127,9 @@ def _fastest(problem: Problem) -> Schedule:
 
     If merged sends end late, their parts may also be sent one by one.
     """
-    sends, late_us = _exchange(problem), _LATE * exchange_end_us(problem)
+    sends = _exchange(problem)
     found = sends.schedule(problem, producer="pairwise")
-    if len(sends.chunk) > _FEW_TRANSFERS or found.finish_us <= late_us:
+    if len(sends.chunk) > _FEW_TRANSFERS or found.finish_us <= (late_us := _LATE * exchange_end_us(problem)):
         return found
     found = fastest((found, gap_filled(found)))
     one_by_one = sends._replace(group=np.arange(len(sends.group)))
@@ -205,12 +203,9 @@ def exchange_end_us(problem: Problem, *, empty: bool = False) -> float:
     pair, hop, link = ShortestRoutes.of(problem).hops(src, dst)
     if not len(pair):
         return 0.0
-    costs = [
-        np.array([(float(each.alpha_us), float(each.beta_us_per_mb)) for each in some]).reshape(-1, 2)
-        for some in (topology.links, topology.holds)
-    ]
+    alpha_us, us_per_mb = link_costs_us(topology)
     mb = (0 if empty else 1) * np.array(problem.chunk_bytes, dtype=float)[chunk[pair]] / 1e6
-    takes_us = costs[0][link, 0] + mb * costs[0][link, 1]
+    takes_us = alpha_us[link] + mb * us_per_mb[link]
     until_us, first = np.cumsum(takes_us), np.flatnonzero(hop == 0)  # of all routes, one after another
     whole_us = np.add.reduceat(takes_us, first)
     before_us = until_us - takes_us - (until_us[first] - takes_us[first])[pair]
@@ -220,18 +215,13 @@ def exchange_end_us(problem: Problem, *, empty: bool = False) -> float:
     for num_hops in (hop, left):
         for least in range(int(hop.max()) + 1):
             rows = num_hops >= least
-            ends_us.append(
-                _busiest_end_us(topology, costs, link[rows], mb[rows], before_us[rows], after_us[rows])
-            )
+            ends_us.append(_busiest_end_us(topology, link[rows], mb[rows], before_us[rows], after_us[rows]))
     return max(ends_us)
 
 
-def _busiest_end_us(
-    topology: Topology, costs: Sequence[Floats], link: Ints, mb: Floats, before_us: Floats, after_us: Floats
-) -> float:
+def _busiest_end_us(topology: Topology, link: Ints, mb: Floats, before_us: Floats, after_us: Floats) -> float:
     """Latest end in us of the sends of a resource, one after another, and of the rest of a route.
 
-    - `costs`: Alpha and beta of all links, and of all holds, (number, 2) each.
     - `mb`, `before_us`, `after_us`, (num_sends,): Size of each send, and times of its route before and after.
     """
     holds, count = hold_columns(topology), len(topology.links)
@@ -243,7 +233,8 @@ def _busiest_end_us(
         np.minimum.at(row, link, values)
     least_mb, least_before, least_after = least[:, over]
     # A send takes `free_us` longer than its hold.
-    (alpha_us, us_per_mb), (held_us, held_us_per_mb) = costs[0][over].T, costs[1][used].T
+    alpha_us, us_per_mb = (each[over] for each in link_costs_us(topology))
+    held_us, held_us_per_mb = (each[used] for each in hold_costs_us(topology))
     free_us = alpha_us - held_us + (us_per_mb - held_us_per_mb) * least_mb
     begins_us = least_before + np.where(receives, free_us, 0.0)
     rests_us = least_after + np.where(receives, 0.0, free_us)

@@ -18,7 +18,7 @@ from taccl.errors import CollectiveError, InputError
 from taccl.problem.byte_matrices import checked_sizes
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.costs import HoldColumns, hold_columns, link_ends
+from taccl.problem.costs import HoldColumns, hold_columns, hold_costs_us, link_costs_us, link_ends
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses, Problem
 from taccl.topology.topology import Topology
@@ -246,9 +246,8 @@ class Borders:
         self.inside = inside
         src, dst = link_ends(topology)
         borders = inside[:, src] & ~inside[:, dst], inside[:, dst] & ~inside[:, src]
-        holds, betas = hold_columns(topology), [float(hold.beta_us_per_mb) for hold in topology.holds]
-        rates = np.array([10**6 / beta if beta else math.inf for beta in betas])
-        alphas = np.array([float(link.alpha_us) for link in topology.links])
+        holds, (alphas, _) = hold_columns(topology), link_costs_us(topology)
+        rates = np.array([10**6 / beta if beta else math.inf for beta in hold_costs_us(topology)[1].tolist()])
         #: `rate`: Max bytes per us out of (first array) and into (second array) each rank, then each node.
         #: `lag`: Min latency in us of data out of and into each rank, then each node.
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import itemgetter
@@ -94,24 +94,29 @@ def hold_columns(topology: Topology) -> HoldColumns:
 
 
 @cached
+def link_costs_us(topology: Topology) -> tuple[Floats, Floats]:
+    """Latency in us, and time in us per MB, of every link, as floating-point numbers; cached."""
+    if (other := topology.cache.get(REVERSED_FROM)) is not None:
+        return link_costs_us(other)
+    alpha_us, us_per_mb = map(_floats, columns_of(topology.links, 2, 3))
+    return alpha_us, us_per_mb
+
+
+@cached
 def hold_costs_us(topology: Topology) -> tuple[Floats, Floats]:
     """Latency in us, and time in us per MB, of every hold, as floating-point numbers; cached."""
     if (other := topology.cache.get(REVERSED_FROM)) is not None:
         return hold_costs_us(other)
-    alpha_us, us_per_mb = (
-        _frozen(np.fromiter(_floats(costs), np.float64, len(topology.holds)))
-        for costs in columns_of(topology.holds, 2, 3)
-    )
+    alpha_us, us_per_mb = map(_floats, columns_of(topology.holds, 2, 3))
     return alpha_us, us_per_mb
 
 
-def _floats(costs: Iterable[Fraction]) -> Iterator[float]:
-    """Yield the costs as floating-point numbers; each object, which many holds share, is converted once."""
-    known: dict[int, float] = {}
-    for cost in costs:
-        if id(cost) not in known:
-            known[id(cost)] = float(cost)
-        yield known[id(cost)]
+def _floats(costs: Iterable[Fraction]) -> Floats:
+    """Costs as floating-point numbers; each object, which many links or holds share, is converted once."""
+    costs = list(costs)
+    numbers = list(map(id, costs))
+    known = {number: float(cost) for number, cost in dict(zip(numbers, costs, strict=True)).items()}
+    return _frozen(np.fromiter(map(known.__getitem__, numbers), np.float64, len(numbers)))
 
 
 @cached

@@ -8,7 +8,7 @@ NICs and uplinks of a spine are further resources.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
@@ -207,11 +207,6 @@ class Topology:
     def to_dict(self) -> dict[str, Any]:
         """The topology as plain values; fractions as text."""
         costs = {"protocol": self.protocol, "launch_us": str(self.launch_us)}
-        texts: dict[int, str] = {}  # many links and holds share their fractions
-
-        def text(value: Fraction) -> str:
-            return texts.get(id(value)) or texts.setdefault(id(value), str(value))
-
         return {
             **{name: getattr(self, name) for name in WORDS},
             **(costs if self.protocol or self.launch_us else {}),
@@ -219,19 +214,16 @@ class Topology:
             "node_of_rank": list(self.node_of_rank),
             "links": [
                 {
-                    "srcs": list(link.srcs),
-                    "dsts": list(link.dsts),
-                    "alpha_us": text(link.alpha_us),
-                    "beta_us_per_mb": text(link.beta_us_per_mb),
-                    "name": link.name,
+                    "srcs": list(srcs),
+                    "dsts": list(dsts),
+                    "alpha_us": alpha_us,
+                    "beta_us_per_mb": beta_us_per_mb,
+                    "name": name,
                 }
-                for link in self.links
+                for srcs, dsts, alpha_us, beta_us_per_mb, name in _with_texts(self.links)
             ],
             "resources": [resource.name for resource in self.resources],
-            "holds": [
-                [link, resource, text(alpha_us), text(beta_us_per_mb), side]
-                for link, resource, alpha_us, beta_us_per_mb, side in self.holds
-            ],
+            "holds": list(map(list, _with_texts(self.holds))),
             "switches": [plain_fields(switch) for switch in self.switches],
         }
 
@@ -312,6 +304,20 @@ def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...]
     for entry, place in entries:
         lists[place].append(entry)
     return tuple(tuple(each) for each in lists)
+
+
+def _with_texts(rows: Sequence[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+    """Rows of five fields, such as links, with the text of the third and the fourth one, which are costs."""
+    first, second, *costs, last = columns_of(rows, *range(5))
+    return zip(first, second, *map(_texts, costs), last, strict=True)
+
+
+def _texts(costs: Iterable[Fraction]) -> Iterable[str]:
+    """Costs as text; each object, which many links or holds share, is converted once."""
+    costs = list(costs)
+    numbers = list(map(id, costs))
+    known = {number: str(cost) for number, cost in dict(zip(numbers, costs, strict=True)).items()}
+    return map(known.__getitem__, numbers)
 
 
 def plain_fields(each: Switch | InNetwork) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One-shot sums, recursive doubling and pairwise exchanges: finishes derived by hand."""
 
 from fractions import Fraction
+from importlib import import_module
 from itertools import permutations
 
 import pytest
@@ -200,3 +201,12 @@ def test_late_messages_alone_may_determine_the_end():
         collective = collectives.scatter if outwards else collectives.gather
         problem = make_problem(builder.build(), collective(4, root=0, chunks_per_rank=1), chunk_bytes=10**6)
         assert exchange_end_us(problem) == pairwise(problem, cut=False).finish_us == 12
+
+
+def test_the_end_of_many_transfers_is_not_estimated(make, unit_costs, monkeypatch):
+    """The end is only estimated if gaps may be filled, which is for few transfers."""
+    problem = make("alltoall", fabrics.fully_connected(4, **unit_costs))
+    module = import_module("taccl.baselines.direct")
+    monkeypatch.setattr(module, "_FEW_TRANSFERS", 11)
+    monkeypatch.setattr(module, "exchange_end_us", lambda problem: pytest.fail("estimated"))
+    assert module._fastest(problem).num_transfers == 12

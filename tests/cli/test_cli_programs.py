@@ -265,3 +265,12 @@ def test_plan_takes_some_ranks(run, tmp_path):
     assert code == 0
     assert "ranks 1, 3 of 4 take part" in err
     assert "Plan(allgather on" in out
+
+
+def test_a_plan_as_text_needs_no_digests(run, monkeypatch):
+    """Digests of a plan's schedules, which take long for many ranks, are made for JSON only."""
+    words = "plan", "ring:2", "--collective", "allgather", "--sizes", "1MB"
+    monkeypatch.setattr(taccl.Plan, "to_dict", lambda self: pytest.fail("made"))
+    code, out, _ = run(*words)
+    assert code == 0
+    assert "nothing is written" in out

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from taccl.errors import NumericsWarning, TopologyError
-from taccl.problem.costs import exact_costs, hold_columns, ranks_differ
+from taccl.problem.costs import exact_costs, hold_columns, hold_costs_us, link_costs_us, ranks_differ
 from taccl.problem.making import make_problem
+from taccl.topology import machines
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, linked
 
@@ -131,3 +132,14 @@ def test_ranks_differ_if_costs_of_links_differ_between_ranks_or_directions():
     assert ranks_differ(line.degraded({0: 0.5, 1: 0.5}))
     assert ranks_differ(ring.degraded({0: 0.5, 1: 0.5, 2: 0.5}))
     assert ranks_differ(linked("one way", [0] * 3, around, **costs))
+
+
+def test_costs_of_links_and_holds_as_numbers():
+    """Floating-point costs are those of each link and each hold, in order."""
+    topology = machines.ndv2(nodes=2)
+    for rows, found in (
+        (topology.links, link_costs_us(topology)),
+        (topology.holds, hold_costs_us(topology)),
+    ):
+        assert found[0].tolist() == [float(each.alpha_us) for each in rows]
+        assert found[1].tolist() == [float(each.beta_us_per_mb) for each in rows]

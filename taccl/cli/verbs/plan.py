@@ -105,9 +105,9 @@ def run(options: Namespace) -> Answer:
     if found.stopped != "done":
         why = "Ctrl-C" if found.stopped == "interrupted" else "the time limit"
         say(f"warning: stopped by {why}; this is the best plan so far")
-    text, values = repr(found), found.to_dict()
-    if options.output is None:
-        return Answer(f"{text}\n\nnothing is written; give -o DIR to write it", values)
+    text = repr(found)
+    if options.output is None:  # digests of large problems take long, and only JSON has them
+        return Answer(f"{text}\n\nnothing is written; give -o DIR to write it", found.to_dict)
     with signals_to(leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL):
         left_s = max(LEAST_S, options.deadline.left_s)
         files = found.save(options.output, overwrite=options.overwrite, time_limit_s=left_s)
@@ -119,8 +119,8 @@ def run(options: Namespace) -> Answer:
     registration = index["registration"].values()
     lines += ["to register them:"] if registration else []
     lines += [f"  {how} {shown(path)}" for how, path in zip(registration, paths[1:], strict=False)]
-    values |= {"files": paths, **{name: index[name] for name in ("notes", "coverage")}}
-    return Answer("\n".join(lines), values)
+    new_values = {"files": paths, **{name: index[name] for name in ("notes", "coverage")}}
+    return Answer("\n".join(lines), lambda: found.to_dict() | new_values)
 
 
 def _topology_and_sketches(options: Namespace) -> tuple[Topology, list[Sketch | None]]:
