@@ -269,15 +269,15 @@ class StepTimes:
         key = part, count, spreads
         ticks, found = self._undelayed.get(key, (-1.0, []))
         if not found and ticks <= most:
-            ticks, held, every = 0.0, count, []
+            ticks, held, every, is_divided = 0.0, count, [], part.is_divided
             heads = part.steps(spreads=spreads, to_one=self.to_one)
             for head in heads:
                 alone = self._ticks(share_in(head, held), head[1], head[0] != "scatter")
                 # Steps overlap only if some digit is divided; else they end one after another.
-                busy = float(self._step(head, [held])[1].max(initial=0)) if part.is_divided else alone
+                busy = float(self._step(head, [held])[1].max(initial=0)) if is_divided else alone
                 every.append((alone, busy))
                 held = held_after(head, held)
-                ticks += 0.0 if part.is_divided else alone
+                ticks += 0.0 if is_divided else alone
                 if ticks > most:
                     break
             else:
