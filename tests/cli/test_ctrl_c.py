@@ -138,3 +138,11 @@ def test_a_second_ctrl_c_ends_the_verb(run, interrupted_in):
     interrupted_in("taccl.analysis.certificates.bounds", "latency_of", 2)
     code, out, err = run("bound", *SMALL)
     assert (code, out, err) == (130, "", "taccl: error: interrupted before any result\n")
+
+
+def test_the_predicted_time_of_nccl_is_shown(run, interrupted_in):
+    """Ctrl-C while the channels of NCCL are sought shows its predicted time on a machine by name."""
+    interrupted_in("taccl.baselines.nccl", "over_channels")
+    code, out, err = run("baseline", "nccl", "dgx-a100", "--collective", "allreduce", "--size", "64MB")
+    assert (code, "  predicted " in out) == (0, True)
+    assert err.endswith("warning: stopped by Ctrl-C; this is the predicted time only\n")

@@ -74,10 +74,14 @@ def run(options: Namespace) -> Answer:
     began = time.perf_counter()
     try:
         schedule = _schedule(options.name, problem, options.deadline, nvls=not options.no_nvls)
-    except OutOfTime:
-        if not is_nccl or options.output is not None:
+    except (OutOfTime, KeyboardInterrupt) as error:
+        is_wanted = is_nccl and options.output is None
+        predicted = _predicted(problem, nvls=not options.no_nvls) if is_wanted else None
+        if predicted is None:
             raise
-        return _predicted(problem, nvls=not options.no_nvls)
+        if isinstance(error, KeyboardInterrupt):
+            say("warning: stopped by Ctrl-C; this is the predicted time only")
+        return predicted
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
     notes, bounded = _ignored(problem, schedule), schedule.problem
@@ -115,16 +119,16 @@ def run(options: Namespace) -> Answer:
     return with_file(answer, schedule, options)
 
 
-def _predicted(problem: Problem, *, nvls: bool) -> Answer:
+def _predicted(problem: Problem, *, nvls: bool) -> Answer | None:
     """Answer with the predicted time of NCCL, if the time limit is too short to build its schedule.
 
-    Raises `OutOfTime` unless the topology is a machine by name.
+    None unless the topology is a machine by name.
     """
     from taccl.baselines.nccl import expected_of_nccl
 
     expected = expected_of_nccl(problem, nvls=nvls)
     if expected is None:
-        raise OutOfTime("the time limit was reached; give more time")
+        return None
     library, size_bytes = library_name(problem.topology), problem.size_bytes
     rate = gb_per_s(size_bytes, expected.time_us)
     rows = [("predicted", f"{format_us(expected.time_us)} ({expected.algorithm}, {expected.protocol})")]
