@@ -16,6 +16,7 @@ from taccl.analysis.certificates.first_arrivals import Dissemination, Path
 from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
+from taccl.analysis.certificates.hop_time import HopTime
 from taccl.analysis.certificates.hub_time import HubTime
 from taccl.analysis.certificates.link_time import LinkTime, PlacePrices, TimePrices
 from taccl.analysis.certificates.node_entry import NodeEntry
@@ -124,6 +125,13 @@ def _link_time(problem: Problem, rng: random.Random) -> Witness:
     return LinkTime(horizon, (num_ranks,), (ring,), steps, rng.randrange(3), times, places)
 
 
+def _hop_time(problem: Problem, rng: random.Random) -> Witness:
+    num_resources = len(problem.topology.resources)
+    resources = tuple(rng.sample(range(num_resources), num_resources))
+    hops = [tuple(Fraction(rng.randrange(60), 3) for _ in range(rng.randint(1, 3))) for _ in range(2)]
+    return HopTime(Fraction(rng.randrange(1, 60)), resources, tuple(hops[: rng.randint(1, 2)]))
+
+
 def _hub_time(problem: Problem, rng: random.Random) -> Witness:
     del problem
     return HubTime(Fraction(rng.randrange(1, 60)), *_prices_and_factors(rng), rng.random() < 0.5)
@@ -183,6 +191,7 @@ _WELL_FORMED = {
     FlowTime: _flow_time,
     ServerTime: _server_time,
     LinkTime: _link_time,
+    HopTime: _hop_time,
     HubTime: _hub_time,
     ExchangeTime: _exchange_time,
     NodeEntry: _node_entry,

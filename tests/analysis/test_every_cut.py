@@ -442,7 +442,7 @@ def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
     )
     result = brief_synthesis(problem, backend="greedy")
     assert result.bound.scope == "all chunkings"
-    assert 30 < result.bound.bound == taccl.lower_bound(problem).bound < Fraction(123, 4)
+    assert 30 < result.bound.bound == taccl.lower_bound(problem).bound < 31  # as the bucket algorithm takes
     assert result.bound_in_chunks.scope != "all chunkings"
     assert result.gap == result.gap_over_all_chunkings >= result.gap_in_chunks
     assert dict(result.facts())["gap"].startswith(f"{result.gap:.2%} over all chunkings")

@@ -27,6 +27,7 @@ from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.first_arrivals import dissemination_bounds
 from taccl.analysis.certificates.first_arrivals import latency as latency_of
 from taccl.analysis.certificates.flow_time import flow_time_bounds
+from taccl.analysis.certificates.hop_time import hop_time_bounds
 from taccl.analysis.certificates.hub_time import hub_time_bounds
 from taccl.analysis.certificates.level_sets import level_cut, node_cut
 from taccl.analysis.certificates.link_time import link_time_bounds
@@ -104,6 +105,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     node_exit_bounds,
     node_data_bounds,
     node_entry_bounds,
+    hop_time_bounds,
 ]
 #: Finders of bounds over all chunkings that take hundredths of a second. They run first, even without time.
 AT_ONCE: list[Callable[..., Iterable[Claim]]] = [rail_exchange_bounds]
