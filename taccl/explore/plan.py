@@ -22,6 +22,7 @@ from taccl.explore.plan_ranges import Plan
 from taccl.explore.plan_runtimes import (
     check_collective,
     check_lowering,
+    protocol_besides_simple,
     serving_parameters,
     under_protocols_of,
 )
@@ -178,7 +179,8 @@ def plan(
     if not search.candidates:
         raise search.failure or NoSolutionError("no schedule was found; give more time, or another sketch")
     name = collective_of.name
-    lowered = {"in_place": name in USUALLY_IN_PLACE, **(lowering or {})}
+    usual = protocol_besides_simple(runtimes[0], fabric, collective_of)
+    lowered = {"in_place": name in USUALLY_IN_PLACE, **usual, **(lowering or {})}
     ranges, notes = search.ranges(max_ranges, lowered, limit)
     return Plan(
         fabric, name, ranges, len(search.candidates), log.seconds, search.stopped,

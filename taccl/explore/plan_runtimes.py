@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from inspect import signature
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,6 +80,16 @@ def under_protocols_of(
     named = [each for each in fabric.protocols if protocol == "auto" and each in known]
     found = [fabric.under(each) for each in named] or [fabric]
     return [under_launch(runtime, each) for each in found]
+
+
+def protocol_besides_simple(runtime: Runtime, fabric: Topology, collective: Collective) -> dict[str, str]:
+    """Option ``protocol`` of `lower` on a topology without protocols, if the runtime cannot use Simple."""
+    if fabric.protocols or not runtime.reason_against(collective, fabric, "simple"):
+        return {}
+    known = (
+        each for each in runtime.protocols if not runtime.reason_against(collective, fabric, each.lower())
+    )
+    return {"protocol": each for each in islice(known, 1)}
 
 
 def under_launch(runtime: Runtime, fabric: Topology) -> Topology:

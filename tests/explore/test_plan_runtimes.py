@@ -362,3 +362,13 @@ def test_syntheses_under_one_protocol_have_the_runtime_s_launch():
     )  # fmt: skip
     assert plan.ranges[0].schedule.launch_us == 4.95
     assert any("with a launch of 4.95 us" in each for each in told)
+
+
+def test_broadcasts_between_nodes_avoid_simple_in_msccl_xml(tmp_path):
+    """On a topology without protocols, a broadcast between nodes is written under LL for MSCCL, which would hang."""
+    topology = taccl.topologies.parse("ring:4", ranks_per_node=2)
+    plan = brief_plan(topology, "broadcast", sizes=["4KB"], backend="greedy", runtime="msccl")
+    plan.save(tmp_path / "plan")
+    assert 'proto="LL"' in (tmp_path / "plan" / "range-01.xml").read_text()
+    with pytest.raises(InputError, match="runs broadcast on .* by ll or ll128"):
+        brief_plan(topology, "broadcast", sizes=["4KB"], runtime="msccl", lowering={"protocol": "Simple"})

@@ -393,9 +393,7 @@ def _check_limits(program: Program, kind: ProgramKind, reader: Runtime) -> None:
         return
     queues = (parcel.queue for parcel in parcels_of(program))
     if any(nodes[queue.src] != nodes[queue.dst] for queue in queues):
-        raise ExportError(
-            f"{reader.title} {reason}", remedy="lower the schedule with protocol='LL' or 'LL128'"
-        )
+        raise ExportError(f"{reader.title} {reason}")
 
 
 def why_not_between_nodes(collective: str, protocol: str) -> str:
