@@ -146,3 +146,11 @@ def test_the_predicted_time_of_nccl_is_shown(run, interrupted_in):
     code, out, err = run("baseline", "nccl", "dgx-a100", "--collective", "allreduce", "--size", "64MB")
     assert (code, "  predicted " in out) == (0, True)
     assert err.endswith("warning: stopped by Ctrl-C; this is the predicted time only\n")
+
+
+def test_a_baseline_is_kept_without_its_bound(run, interrupted_in):
+    """Ctrl-C during the lower bound of a baseline keeps its schedule, with the claims so far."""
+    interrupted_in("taccl.analysis.certificates.bounds", "_Finders.claims")
+    code, out, err = run("baseline", "ring", *SMALL)
+    assert (code, "  finish " in out) == (0, True)
+    assert err.endswith("warning: stopped by Ctrl-C; the bound may be loose\n")

@@ -14,7 +14,7 @@ from taccl._internal.names import matching, note_lines, table
 from taccl._internal.units import format_us, gb_per_s
 from taccl.analysis.certificates.bounds import latency_bound
 from taccl.cli.options import LEAST_S, add_limit, add_output, add_problem_options, option
-from taccl.cli.output import Answer, check_schedule_output, say, with_file
+from taccl.cli.output import Answer, check_schedule_output, ended_by_ctrl_c, say, with_file
 from taccl.cli.problems import problem_from_options
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.problem import Problem
@@ -92,21 +92,22 @@ def run(options: Namespace) -> Answer:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
         bounded, said = nccl_bounded(problem, schedule, considered[0], nvls=not options.no_nvls)
         notes += [*filter(None, (choice_gap(problem.topology, considered),)), *said]
-    left_s = options.deadline.left_s
-    try:
-        options.deadline.check()
-        bound = taccl.lower_bound(
-            bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
-        )
-    except OutOfTime:
-        bound = latency_bound(bounded)
     if not problem.chunks_open:
         notes += ["chunks are not cut, as their number is given; baselines cut them if it is left open"]
     notes += schedule.problem.notes  # the least important, as they are known beforehand
-    result = Result(schedule, bound, f"baseline {options.name}", Stages(), took_s, notes=tuple(notes))
-    if problem.chunks_open:
-        with suppress(OutOfTime), options.deadline.enforced():
-            result = result.over_all_chunkings()
+    with ended_by_ctrl_c(options.deadline, "the bound may be loose"):
+        left_s = options.deadline.left_s
+        try:
+            options.deadline.check()
+            bound = taccl.lower_bound(
+                bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
+            )
+        except OutOfTime:
+            bound = latency_bound(bounded)
+        result = Result(schedule, bound, f"baseline {options.name}", Stages(), took_s, notes=tuple(notes))
+        if problem.chunks_open:
+            with suppress(OutOfTime), options.deadline.enforced():
+                result = result.over_all_chunkings()
     answer = result_answer(result, options.deadline)
     if is_nccl:
         choices = [each._asdict() for each in considered]
