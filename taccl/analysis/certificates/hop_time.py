@@ -27,7 +27,8 @@ _MOST_RANKS, _MOST_KINDS = 256, 64
 _HORIZONS, _ROUNDS, _HALVINGS = 24, 8, 40
 #: Denominator of times in ticks.
 _TICK = 2**10
-#: First horizon, as a multiple of the latency of the longest path. Less is not worth a claim.
+#: First horizon, as a multiple of the latency of the longest path and of the best other bound. Less is not
+#: worth a claim.
 _ABOVE = 1.001
 #: Share of a horizon that is still proven once times are rounded.
 _LESS = Fraction(9999, 10_000)
@@ -107,7 +108,7 @@ def hop_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
             needed += kinds[each] * float(charge or 0)
         return needed >= float(costs.passed(Fraction(horizon)))
 
-    low = max(float(demand.known), (max(map(len, counts)) - 1) * costs.alpha * _ABOVE)
+    low = _ABOVE * max(float(demand.known), (max(map(len, counts)) - 1) * costs.alpha)
     if not is_overloaded(low):
         return
     high = 2 * low
