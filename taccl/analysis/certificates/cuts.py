@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arrays import distinct
 from taccl._internal.graph_algorithms import maximum_flow, strong_components
 from taccl.analysis.certificates.certificate import OfPrices
 from taccl.analysis.certificates.evaluation.facts import Facts, pays, soonest
@@ -176,13 +177,13 @@ def _fast_groups(volume: Volume) -> list[Parts]:
     src, dst = (ends[allowed] for ends in link_ends(volume.problem.topology))
     slowness, num_ranks = slowness[allowed], volume.problem.topology.num_ranks
     found: list[Parts] = []
-    for most in np.unique(slowness).tolist()[:_MOST_LEVELS]:
+    for most in distinct(slowness).tolist()[:_MOST_LEVELS]:
         fast = slowness <= most
         ends = np.concatenate((src[fast], dst[fast])), np.concatenate((dst[fast], src[fast]))
         group = strong_components(num_ranks, *ends)
         if group.max() == 0:
             break
-        groups = [frozenset(np.flatnonzero(group == each).tolist()) for each in np.unique(group).tolist()]
+        groups = [frozenset(np.flatnonzero(group == each).tolist()) for each in distinct(group).tolist()]
         if len(groups) < num_ranks:
             found.append(tuple(sorted(groups, key=min)))
     return list(dict.fromkeys(found))[::-1]

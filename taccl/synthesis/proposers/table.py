@@ -209,7 +209,7 @@ def _ruin_finer(search: Search) -> None:
     earliest, known_us = search.earliest_search, search.earliest_us
     every = known_bound_over_all_chunkings(no_bound(search.problem))
     is_near = every is not None and known_us <= _NEAR_BOUND * every.bound_us
-    if earliest is not search and not is_near and suits_improvement(earliest.problem):
+    if _is_beside(search, earliest) and not is_near and suits_improvement(earliest.problem):
         ruin_and_recreate(earliest)
         if search.earliest_us < known_us and sums_anywhere(search.problem):
             offer_exchanged(earliest)
@@ -218,8 +218,13 @@ def _ruin_finer(search: Search) -> None:
 def _exchange_finer(search: Search) -> None:
     """Exchange partial sums in the earliest schedule, if its chunks are not those of the main search."""
     earliest = search.earliest_search
-    if earliest is not search:
+    if _is_beside(search, earliest):
         offer_exchanged(earliest)
+
+
+def _is_beside(search: Search, earliest: Search) -> bool:
+    """True if the earliest schedule is in other chunks than the main search's, and ranks make its sums."""
+    return earliest is not search and not earliest.is_aggregated
 
 
 def _may_be_finer(search: Search) -> bool:

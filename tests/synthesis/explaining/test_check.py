@@ -4,6 +4,7 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
+from tests.effort import AMPLE_S
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,7 @@ def test_the_report_reads_as_a_table(ndv2):
 def test_effects_are_unknown_once_time_is_up(ndv2, monkeypatch):
     """Without time, a clause has the verdict unknown, and the bound of the sketch is still given."""
     monkeypatch.setattr("taccl.synthesis.explaining.check._LATE_S", 0.0)
+    monkeypatch.setattr("taccl.analysis.certificates.bounds._SMALL_S", AMPLE_S)  # the bound's own minimum
     given = sketch(internode={"connections": {"0": [1]}})
     report = taccl.check_sketch(given, ndv2, "allgather", chunk_size="1MB", time_limit_s=1e-6)
     assert {each.verdict for each in report.clauses} == {"unknown"}
