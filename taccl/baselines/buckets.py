@@ -69,7 +69,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     take twice as long.
 
     If dimensions are unlike, chunks may also pass them in rounds. In each round, a rank sends over each link
-    all that has arrived before and goes that way, in one message or in one for each number of dimensions
+    all that has arrived before and goes that way. This is one message, or one for each number of dimensions
     already passed. There are as many rounds as the diameter has hops. The numbers of chunks that start with
     each dimension load the links of all dimensions equally.
 

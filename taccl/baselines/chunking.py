@@ -104,8 +104,8 @@ def cut_while_it_pays(
     - `asked`: Problem whose earliest schedule is kept (`keep_soonest`), if links of `problem` merge instead.
     - `most_merged`: Max transfers after a cut, if each message is one send, or if `merges` is false; default:
       `MOST_CUT`.
-    - `even`: Number of parts up to which a cut is followed by the next one even if it does not pay, as fewer
-      parts load the ports unequally.
+    - `even`: Number of parts up to which cuts go on even if one does not pay. Fewer parts load the ports
+      unequally.
     """
     if not problem.collective.num_chunks:  # without chunks there are no sends
         return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import itemgetter
@@ -96,27 +96,21 @@ def hold_columns(topology: Topology) -> HoldColumns:
 @cached
 def link_costs_us(topology: Topology) -> tuple[Floats, Floats]:
     """Latency in us, and time in us per MB, of every link, as floating-point numbers; cached."""
-    if (other := topology.cache.get(REVERSED_FROM)) is not None:
-        return link_costs_us(other)
-    alpha_us, us_per_mb = map(_floats, columns_of(topology.links, 2, 3))
+    alpha_us, us_per_mb, *_ = map(_floats, cost_columns(topology))
     return alpha_us, us_per_mb
 
 
 @cached
 def hold_costs_us(topology: Topology) -> tuple[Floats, Floats]:
     """Latency in us, and time in us per MB, of every hold, as floating-point numbers; cached."""
-    if (other := topology.cache.get(REVERSED_FROM)) is not None:
-        return hold_costs_us(other)
-    alpha_us, us_per_mb = map(_floats, columns_of(topology.holds, 2, 3))
+    *_, alpha_us, us_per_mb = map(_floats, cost_columns(topology))
     return alpha_us, us_per_mb
 
 
-def _floats(costs: Iterable[Fraction]) -> Floats:
-    """Costs as floating-point numbers; each object, which many links or holds share, is converted once."""
-    costs = list(costs)
-    numbers = list(map(id, costs))
-    known = {number: float(cost) for number, cost in dict(zip(numbers, costs, strict=True)).items()}
-    return _frozen(np.fromiter(map(known.__getitem__, numbers), np.float64, len(numbers)))
+def _floats(column: tuple[list[Fraction], Ints]) -> Floats:
+    """Values of a column of `cost_columns` as floating-point numbers."""
+    values, index = column
+    return _frozen(np.array([float(value) for value in values])[index])
 
 
 @cached

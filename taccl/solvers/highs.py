@@ -46,9 +46,8 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     model = LinearModel.from_message(payload["model"])
     highs = highs_with(model)
     control.version = highs.version()
-    if (
-        highs.getNumCol() < model.num_variables
-    ):  # the model was not accepted, and HiGHS would report it as empty
+    # Without this check, HiGHS would report a model that it did not accept as empty.
+    if highs.getNumCol() < model.num_variables:
         largest = np.abs(model.coefficient).max(initial=0)
         said = f"HiGHS refuses the model, whose coefficients go up to {largest:.3g}"
         return {"status": "crashed", "values": None, "bound": None, "message": said, "nodes": 0}

@@ -221,8 +221,8 @@ def _worth(
 def _gains(nodes: _Nodes, shifts: tuple[int, int], cells: int, costs: NDArray[np.int64]) -> NDArray[np.int64]:
     """Gain of each contribution: its price in a send between nodes, less the costs of bringing it there.
 
-    - `shifts`: Min cells from the end of a hold to the start of a send between nodes that follows, for holds
-      inside nodes and for those between nodes.
+    - `shifts`: Min cells from the end of a hold to the start of the next send between nodes, for holds
+      inside and between nodes.
     - `costs`: Costs of holds inside nodes, by the cells at whose starts they begin and end.
     """
     each, size, (shift, far) = _PRICE * FACTOR, nodes.size, shifts
