@@ -15,6 +15,7 @@ from taccl._internal.arguments import checked
 from taccl._internal.arrays import lexsort, numbered
 from taccl.baselines.chunking import (
     MOST_CUT,
+    MOST_MERGED,
     are_pairs,
     cut_chunks,
     cut_while_it_pays,
@@ -38,8 +39,6 @@ from taccl.schedule.schedule import Schedule
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import grid_of
 
-#: Max transfers in finer chunks with merged messages, but for sums at all ranks: 0.9 us of CPU for each.
-_MOST_MERGED = 600_000
 #: `_MOST_STARTS`: max pairs of chunks per rank in `_starts`.
 #: `_EVEN`: max ratio of loads of the busiest link at which fewer pairs are preferred.
 #: `_MOST_DIMS`: max number of dimensions for which `_starts` tries all sequences (455 of 12 pairs).
@@ -154,9 +153,12 @@ def passes(problem: Problem, *, cut: bool) -> tuple[Schedule, Dimensions]:
             ),
         )
 
-    most = MOST_CUT if sums_everywhere(problem) else _MOST_MERGED
+    most = MOST_CUT if sums_everywhere(problem) else MOST_MERGED
+    # Two parts per dimension go round rings in opposite directions; elsewhere, one suffices.
+    has_rings = any(each.kind == "ring" and size > 2 for each, size in zip(dims, dims.sizes, strict=True))
+    parts = len(dims) * (1 + has_rings)
     found = cut_while_it_pays(
-        problem, made, name="bucket", cut=cut, parts=2 * len(dims), merges=True, most_merged=most
+        problem, made, name="bucket", cut=cut, parts=parts, merges=True, most_merged=most
     )
     found = _or_in_rounds(found, problem, dims, cut=cut)
     for number in reversed(range(1, len(dims))):

@@ -17,20 +17,25 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.arrays import lexsort
 from taccl.baselines.chunking import (
+    MOST_CUT,
+    MOST_MERGED,
     cut_while_it_pays,
     held_at_start,
     or_whole_sums,
     require_no_derivations,
     run,
+    sums_everywhere,
 )
 from taccl.baselines.forms import fastest_form
-from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, routed
+from taccl.baselines.moves import Flags, Ints, Moves, Row, Sends, is_destination, routed
 from taccl.errors import CollectiveError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.topology.recognise import grid_of
 from taccl.topology.topology import Topology
 
+#: Max chunks times ranks for which all chunks spread to all ranks, wanted there or not (5 us of CPU each).
+_MOST_SPREAD = 300_000
 #: For every turn of a step, the partner of each rank; a rank has one partner in a turn.
 Turns = list[list[int]]
 #: For every step, its turns, in each of which a rank has one partner.
@@ -113,7 +118,7 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     parts = _parts(_grid(problem.topology), *_SIDES)
 
     def swing_schedule(problem: Problem) -> Schedule:
-        return fastest_form(problem, [("swing", exchange(problem, [steps[::-1] for steps in parts]))])
+        return fastest_form(problem, _exchanges(problem, {"swing": [steps[::-1] for steps in parts]}))
 
     found = cut_while_it_pays(problem, swing_schedule, name="swing", cut=cut, parts=len(parts), merges=True)
     return _or_doubling(found, problem, {"swing doubling": parts}, cut=cut)
@@ -147,13 +152,29 @@ def bine(problem: Problem, *, cut: bool = True) -> Schedule:
     return _in_both_orders(problem, *_SIDES, name="bine", cut=cut)
 
 
-def exchange(problem: Problem, parts: Sequence[Partners], *, bound: Bound | None = None) -> Sends:
+def exchange(
+    problem: Problem, parts: Sequence[Partners], *, by_rank: bool = False, bound: Bound | None = None
+) -> Sends:
     """Sends in which partners exchange all they hold; each part of the chunks has its own steps.
 
     - `parts`: Partners of each part, step by step.
+    - `by_rank`: True if the part of a chunk depends on its rank, too, not only on its index among the chunks
+      of this rank. Parts are then about equal among neighbours, even with one chunk per rank.
     - `bound`: As in `swaps`.
     """
-    return run(problem, partial(_spread, parts=parts, bound=bound))
+    return run(problem, partial(_spread, parts=parts, by_rank=by_rank, bound=bound))
+
+
+def _exchanges(problem: Problem, forms: Mapping[str, Sequence[Partners]]) -> Iterator[tuple[str, Sends]]:
+    """Yield (name, sends) of exchanges, in two forms if equal parts of each rank's chunks do not suffice.
+
+    - `forms`: {name: partners of each part of the chunks}.
+    """
+    differ = not is_destination(problem).all()
+    for name, parts in forms.items():
+        yield name, exchange(problem, parts)
+        if differ or problem.collective.num_chunks % (problem.topology.num_ranks * len(parts)):
+            yield name, exchange(problem, parts, by_rank=True)
 
 
 def doubling(problem: Problem, parts: Sequence[Partners]) -> Sends:
@@ -218,15 +239,17 @@ def _in_both_orders(problem: Problem, *partners: Partner, name: str, cut: bool) 
         parts = _parts(np.arange(size).reshape(dims.sizes[::-1]), *partners)
 
     orders = {"near partners first": parts, "far partners first": [steps[::-1] for steps in parts]}
+    forms = {f"{name} ({text})": each for text, each in orders.items()}
 
     def made(problem: Problem) -> Schedule:
-        return fastest_form(
-            problem, ((f"{name} ({text})", exchange(problem, each)) for text, each in orders.items())
-        )
+        return fastest_form(problem, _exchanges(problem, forms))
 
-    found = cut_while_it_pays(problem, made, name=name, cut=cut, parts=max(2, len(parts)), merges=True)
-    forms = {f"{name} doubling ({text})": each for text, each in orders.items()}
-    return _or_doubling(found, problem, forms, cut=cut)
+    most = MOST_CUT if sums_everywhere(problem) else MOST_MERGED
+    found = cut_while_it_pays(
+        problem, made, name=name, cut=cut, parts=max(2, len(parts)), merges=True, most_merged=most
+    )
+    whole = {f"{name} doubling ({text})": each for text, each in orders.items()}
+    return _or_doubling(found, problem, whole, cut=cut)
 
 
 def _or_doubling(
@@ -244,13 +267,46 @@ def _or_doubling(
     return found
 
 
-def _spread(problem: Problem, *, parts: Sequence[Partners], bound: Bound | None) -> Sends:
+def _spread(problem: Problem, *, parts: Sequence[Partners], by_rank: bool, bound: Bound | None) -> Sends:
     holder, chunk, place = held_at_start(problem)
+    part_of = (_weighted_bits(holder) + _weighted_bits(place) if by_rank else place) % len(parts)
     moves: list[Row] = []
     for part, steps in enumerate(parts):
-        here = place % len(parts) == part
-        moves += swaps(holder[here], chunk[here], steps, bound)
+        here = part_of == part
+        moves += swaps(holder[here], chunk[here], steps, bound or _bound(problem, steps))
     return routed(problem, Moves.of(moves))
+
+
+def _bound(problem: Problem, steps: Partners) -> Bound | None:
+    """Rule that chunks go to, and stay at, ranks from which later steps reach a destination.
+
+    None if every rank wants every chunk, and for few chunks. Then all chunks spread to all ranks, and
+    needless moves are removed later, which is slow. But chunks that pass a destination may arrive earlier.
+    """
+    ends = is_destination(problem)
+    if ends.all() or problem.collective.num_chunks * ends.shape[1] <= _MOST_SPREAD:
+        return None
+    reached = np.eye(ends.shape[1], dtype=np.float32)  # from each rank (row), by the later steps
+    leads: list[Flags] = []
+    for turns in reversed(steps):
+        leads.append(ends.astype(np.float32) @ reached.T > 0)
+        reached = np.maximum.reduce([reached, *(reached[partners] for partners in turns)])
+    of_chunk = problem.collective.destination_sets.of_chunk
+
+    def leads_on(step: int, chunks: Ints, ranks: Ints, _keeps: bool) -> Flags:
+        return leads[-1 - step][of_chunk[chunks], ranks]
+
+    return leads_on
+
+
+def _weighted_bits(number: Ints) -> Ints:
+    """Sum of the positions of a number's bits that are 1, from 1 on.
+
+    Modulo the number of parts, this divides the ranks of any group with some equal bits about equally.
+    """
+    bits = number[:, None] >> np.arange(1 + int(number.max(initial=0)).bit_length()) & 1
+    found: Ints = bits @ np.arange(1, 1 + bits.shape[1])
+    return found
 
 
 def swaps(

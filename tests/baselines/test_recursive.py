@@ -1,16 +1,19 @@
 """Recursive doubling, swing, and bine trees."""
 
+import importlib
 from fractions import Fraction
 
 import pytest
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
-from taccl.baselines import bine, recursive, swing
-from taccl.baselines.recursive import doubling, swing_partner
+from taccl.baselines import bine, bucket, recursive, swing
+from taccl.baselines.recursive import doubling, exchange, swing_partner
 from taccl.errors import CollectiveError
 from taccl.problem.making import make_problem
 from taccl.topology import fabrics, machines
+
+recursion = importlib.import_module("taccl.baselines.recursive")  # its name is that of a function, too
 
 
 def test_allgather_of_four(make, unit_costs):
@@ -133,3 +136,50 @@ def test_whole_sums_of_too_many_transfers_are_left_out():
     """On 256 ranks whole sums would exceed the limit on transfers, so halving is used."""
     found = swing(make_problem(fabrics.torus(16, 16), "allreduce", size_bytes=16_000))
     assert found.producer == "swing" and verify(found).ok
+
+
+@pytest.mark.parametrize("baseline", [recursive, bucket])
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter"])
+def test_all_dimensions_of_a_hypercube_are_in_use(baseline, collective):
+    """On a hypercube of D dimensions, n bytes take D alpha + n beta (1 - 1 / p) / D in merged messages: each
+    of D parts starts with a dimension of its own."""
+    for dims in (3, 6, 7):
+        cube, share = fabrics.hypercube(dims), 1 - 2**-dims
+        (link,) = {(each.alpha_us, each.beta_us_per_mb) for each in cube.links}
+        found = baseline(make_problem(cube, collective, size_bytes=2**dims * dims * 10**4))
+        expected = dims * link[0] + 2**dims * dims * Fraction(share) / 100 * link[1] / dims
+        assert verify(found).ok and found.finish_us == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(("function", "most_us"), [(recursive, 42), (swing, 28), (bine, 24.5)])
+def test_whole_chunks_start_with_unlike_dimensions(function, most_us):
+    """With one chunk per rank, ranks start with unlike dimensions; if all start alike, most links wait."""
+    torus = fabrics.torus(4, 4, 4)
+    problem = make_problem(torus, "allgather", size_bytes=4_000_000, chunks_per_rank=1)
+    found = function(problem)
+    assert verify(found).ok and found.finish_us <= most_us
+    parts = recursion._parts(recursion._grid(torus), *recursion._SIDES)
+    alike = exchange(problem, parts)
+    assert alike.schedule(problem, producer="alike").finish_us > 1.05 * most_us
+
+
+def test_exchanges_of_many_chunks_move_only_what_is_wanted():
+    """An alltoall on 128 ranks takes the hops of unlike bits, whether or not chunks spread at first."""
+    problem = make_problem(fabrics.hypercube(7), "alltoall", size_bytes=4_000_000, chunks_per_rank=1)
+    found = recursive(problem)
+    assert verify(found).ok and found.num_transfers == 128 * 7 * 64
+
+
+@pytest.mark.parametrize("collective", ["alltoall", "scatter", "gather", "broadcast"])
+def test_chunks_go_where_later_steps_reach_their_destinations(collective, monkeypatch):
+    """Chunks that do not spread to all ranks first arrive, too, over hardly more transfers."""
+    for topology in (fabrics.hypercube(4), fabrics.mesh(4, 4), machines.dgx1(2)):
+        problem = make_problem(topology, collective, size_bytes=160_000, chunks_per_rank=1)
+        for partners in (recursion._SIDES, recursion._SIDES[:1]):
+            parts = recursion._parts(recursion._grid(topology), *partners)
+            spread = exchange(problem, parts)
+            with monkeypatch.context() as patched:
+                patched.setattr(recursion, "_MOST_SPREAD", 0)
+                found = exchange(problem, parts)
+            assert verify(found.schedule(problem, producer="bounded")).ok
+            assert len(found.chunk) <= 1.2 * len(spread.chunk)
