@@ -7,6 +7,7 @@ or up and down a tree.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,6 +63,8 @@ _FEW_TRANSFERS = 100_000
 _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
+#: Ticks below which planned times, sums of floating-point numbers, are exact to a tick.
+_EXACT_TICKS = 2.0**50
 #: `_MOST_REPLAYED`: max messages to simulate (about 0.15 s), except for a schedule whose plan is poor.
 #: `_MOST_PIPED`: max messages to simulate on chains or trees whose plan is poor (about 0.4 s). Fewer pieces
 #: than are on their way at once would be extrapolated at too low a rate.
@@ -235,16 +238,23 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
 
 
 def _planned(problem: Problem, columns: Columns, name: str, *, end_us: Floats | None = None) -> Schedule:
-    """Schedule of sends in the plan's order on each resource; it is no slower than the plan.
+    """Schedule of sends in the order of a plan.
+
+    Each resource keeps the order of the planned holds if the planned times are exact to a tick, and chunks of
+    these sizes can be sent in this order; the schedule is then no slower than the plan. Otherwise, sends are
+    in the order of their planned starts, which chunks of any sizes permit.
 
     - `end_us`, (num_sends,): Planned ends; by default, starts plus durations.
     """
     ticks_per_us = float(problem.costs.ticks_per_us)
-    ends = None if end_us is None else np.floor(end_us * ticks_per_us).astype(np.int64)
-    return exact_times(
-        problem, chunk=columns.chunk, link=columns.link, ends=ends, reduce=columns.adds, producer=name,
-        starts=np.ceil(columns.start * ticks_per_us).astype(np.int64),
-    )  # fmt: skip
+    if columns.start.max(initial=0) * ticks_per_us < _EXACT_TICKS:
+        ends = None if end_us is None else np.floor(end_us * ticks_per_us).astype(np.int64)
+        with suppress(ValueError):  # holds of unlike chunks overtake one another: the order has a cycle
+            return exact_times(
+                problem, chunk=columns.chunk, link=columns.link, ends=ends, reduce=columns.adds,
+                starts=np.ceil(columns.start * ticks_per_us).astype(np.int64), producer=name,
+            )  # fmt: skip
+    return _scheduled(problem, columns, (columns.step, columns.start), name)
 
 
 def _scheduled(problem: Problem, columns: Columns, order: Sequence[Ints | Floats], name: str) -> Schedule:

@@ -1,5 +1,7 @@
 """Schedules over channels agree with the times of NCCL's model."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,34 @@ def test_a_late_arrival_leaves_its_port_to_earlier_ones():
     starts, ends = first_come_us(builder.build(), 1.0, columns)
     assert starts.tolist() == [0, 0]
     assert ends.tolist() == [10, 3]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "collective", "sizes"),
+    [("ring", "allgather", (7000, 1000, 3000, 1000)), ("tree", "allreduce", (5000, 1000, 1000, 1000))],
+)
+def test_chunks_of_unlike_sizes_are_sent_in_some_order(algorithm, collective, sizes):
+    """Where receiving ports are faster than links, chunks of unlike sizes would hold them in another order than
+    equal ones, and block one another; the schedule has the order of starts instead."""
+    builder = taccl.topologies.TopologyBuilder("ports", [0] * 4)
+    ports = [builder.add_resource(f"into {rank}") for rank in range(4)]
+    for src, dst in permutations(range(4), 2):
+        alpha, beta = "0.002", 4 if {src, dst} == {2, 3} else 6
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        beta = 4 if dst > 1 else 6
+        builder.add_hold(link, ports[dst], alpha_us=alpha, beta_us_per_mb=beta, side="receive")
+    problem = taccl.make_problem(builder.build(), collective, chunk_bytes=sizes, chunks_per_rank=1)
+    for cut in (True, False):
+        schedule = over_channels(problem, algorithm, problem.topology, cut=cut)
+        assert taccl.verify(schedule).ok
+
+
+def test_plans_whose_times_are_not_exact_to_a_tick_are_valid():
+    """One byte takes four seconds, and a tick is a femtosecond: floating-point numbers do not tell the ends of
+    sums from the starts of their copies."""
+    topology = fabrics.fully_connected(6, alpha_us="2.000000001", bandwidth_gb_per_s="2.5e-10")
+    problem = taccl.make_problem(topology, "allreduce", size_bytes=3)
+    assert taccl.verify(over_channels(problem, "tree", topology, cut=False)).ok
 
 
 def test_a_plan_orders_holds_and_not_starts():
