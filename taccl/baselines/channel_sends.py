@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import defaultdict
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -109,8 +109,10 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
         over = link[send]
         start = now
         for resource, begin, until in holds[over]:
-            free = now + begin
-            for first, last in taken[resource]:
+            free, held = now + begin, taken[resource]
+            # Begin at the last hold that begins by then: thousands may end before it, far from the senders.
+            for i in range(max(bisect_right(held, (free, math.inf)) - 1, 0), len(held)):
+                first, last = held[i]
                 if first >= free + until - begin - _ROUNDING:
                     break  # fits before a hold of a send that arrives later
                 if last > free:
