@@ -16,6 +16,7 @@ from taccl.problem.alltoallv import (
 )
 from taccl.problem.byte_matrices import checked_sizes
 from taccl.schedule.schedule import Schedule
+from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.proposers.large import schedule_large, why_not
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class AllToAllV:
         CollectiveError
             If the matrix does not consist of whole bytes with a row and a column for each rank.
         InputError
-            If the topology has hyperedges (multicast or reduction links).
+            If the topology has hyperedges (multicast or reduction links), or no path for some data.
         """
         table = checked_sizes(sizes, self.topology.num_ranks, self.topology.name)
         enough_us = _ENOUGH * self._borders.least_us(table)
@@ -94,6 +95,8 @@ class AllToAllV:
             problem = alltoallv_problem(self.topology, table, chunk_bytes=chunk_bytes)
             if said := why_not(problem):
                 raise InputError(f"found {said}; taccl.synthesize schedules this exchange", where="topology")
+            if math.isinf(enough_us):  # a rank or a node has data, but no links for them
+                check_reachable(problem)
             target_ticks = math.floor(enough_us * problem.costs.ticks_per_us)
             found = schedule_large(
                 problem, num_runs=self.num_orders, seed=self.seed, target_ticks=target_ticks

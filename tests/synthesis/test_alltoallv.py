@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import taccl
+from taccl.errors import InputError
 from taccl.problem.alltoallv import borders_of, skewed_sizes
 from taccl.synthesis.synthesize import _choice
 
@@ -59,6 +60,19 @@ def test_nothing_to_send_is_a_schedule():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("links", [[(0, 1)], [(0, 1), (1, 0), (2, 3), (3, 2)]], ids=["one-way", "islands"])
+def test_data_without_a_path_are_refused(links):
+    """Data are refused if no link leads on from a rank, or none leads to another part of the topology."""
+    num_ranks = 1 + max(map(max, links))
+    builder = taccl.topologies.TopologyBuilder("parts", [0] * num_ranks)
+    for src, dst in links:
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    sizes = np.zeros((num_ranks, num_ranks), np.int64)
+    sizes[-1, 0] = 10
+    with pytest.raises(InputError, match="cannot (get|reach)"):
+        taccl.AllToAllV(builder.build()).schedule(sizes)
+
+
 def test_more_orders_finish_no_later():
     """The best of several orders of sends is kept."""
     sizes = skewed_sizes(16, 10**6, "zipf:1.2")
