@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from taccl._internal.arrays import ranges
-from taccl._internal.caching import cached
+from taccl._internal.caching import REVERSED_FROM, cached
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl.errors import TopologyError
 from taccl.problem.costs import link_ends, wide_links
@@ -114,6 +114,14 @@ class ShortestRoutes:
     def _length(self, ticks: Ticks) -> Ticks:
         return ticks // self._unit * self._num_ranks + 1
 
+    def _unconnected(self, src: int, dst: int) -> TopologyError:
+        """Error for ranks without a path; for reversed links it names those of the original topology."""
+        topology = self._topology
+        if REVERSED_FROM in topology.cache:
+            topology, src, dst = topology.cache[REVERSED_FROM], dst, src
+        said = f"no links lead from rank {src} to rank {dst}, as this algorithm needs; synthesize instead"
+        return TopologyError(said, where=topology.name)
+
     @cached
     def route(self, src: int, dst: int) -> list[int]:
         """Links of a shortest route, in order; raises `TopologyError` if none lead from `src` to `dst`."""
@@ -123,10 +131,7 @@ class ShortestRoutes:
             return [direct[1]]
         lengths = self._lengths_from(np.array([src]))[0]
         if lengths[dst] == float("inf"):
-            raise TopologyError(
-                f"no links lead from rank {src} to rank {dst}, as this algorithm needs; synthesize instead",
-                where=self._topology.name,
-            )
+            raise self._unconnected(src, dst)
         if direct is not None and lengths[dst] == self._length(direct[0]):
             return [direct[1]]
         links: list[int] = []

@@ -1,8 +1,10 @@
 """Lower bounds: values derived by hand, published cases, and comparison with schedules, which never beat
 them."""
 
+import re
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.problem.alltoallv import alltoallv_problem
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
+from taccl.schedule.combine import reduce_phase
 from taccl.sketch.group import find_symmetries
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis.synthesize import synthesize
@@ -475,3 +478,51 @@ def test_cuts_around_ranks_are_evaluated_for_many_ranks():
     problem = make_problem(mesh(40, 40), collectives.allgather(1600), chunk_bytes=MB)
     bound = lower_bound(problem, divisible=True, budget_s=0)
     assert bound.bound_us >= 15_990 and bound.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "divisible", "limits"),
+    [
+        # Each broadcast or allgather on the reversed ring is the sum reversed in time.
+        ("broadcast", False, "the shortest path of chunk 0 to rank 1"),
+        ("reduce", False, "the shortest path of chunk 0 from rank 1"),
+        ("broadcast", True, "data from rank 0 to rank 1, stored and forwarded send by send"),
+        ("reduce", True, "data from rank 1 to rank 0, stored and forwarded send by send"),
+    ],
+)
+def test_bottlenecks_of_sums_are_in_the_direction_of_their_data(name, divisible, limits):
+    """On a one-way ring data for a sum at rank 0 takes longest from rank 1, although the bound is of copies.
+
+    A broadcast on the reversed ring takes longest to rank 1.
+    """
+    topology = linked("cycle", [0] * 4, [(r, (r + 1) % 4) for r in range(4)], alpha_us=1, beta_us_per_mb=1)
+    topology = topology if name == "reduce" else topology.reversed()
+    problem = make_problem(topology, getattr(collectives, name)(4), chunk_bytes=MB)
+    assert lower_bound(problem, divisible=divisible).limits == limits
+
+
+@pytest.mark.parametrize("divisible", [False, True])
+@pytest.mark.parametrize("name", ["reduce", "reduce_scatter"])
+def test_claims_on_sums_name_the_opposite_directions_of_those_on_copies(name, divisible):
+    """Each claim on a sum has the text of the claim on its copies in reversed time, with directions swapped."""
+    problem = problem_of(two_nodes(), getattr(collectives, name)(4))
+    sums, copies = (
+        [(claim.kind, claim.limits) for claim in bounds.claims_of(each, divisible=divisible)]
+        for each in (problem, reduce_phase(problem))
+    )
+    words = {
+        "into": "out of",
+        "enter": "leave",
+        "entering": "leaving",
+        "get to": "come from",
+        "data from": "data for",
+    }
+    words = {**words, **{value: key for key, value in words.items()}}
+    swap = partial(re.sub, rf"\b({'|'.join(words)})\b", lambda found: words[found[1]])
+    assert len(sums) == len(copies) > 10
+    for (kind, total), (same_kind, copy) in zip(sums, copies, strict=True):
+        assert kind == same_kind
+        if kind in ("latency", "mean flow time", "dissemination", "spread tail"):
+            assert total != copy
+        else:
+            assert total == swap(copy)

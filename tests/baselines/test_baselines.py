@@ -119,6 +119,15 @@ def test_one_rank_needs_nothing(name):
         assert BASELINES[name](problem).num_transfers == 0
 
 
+@pytest.mark.parametrize("name", ["ring", "recursive", "pairwise"])
+def test_sums_name_ranks_that_cannot_be_reached_by_the_links_of_the_topology(name):
+    """A sum at rank 0 needs links from rank 1, and the error names them, not the reversed links of its copies."""
+    topology = linked("one way", [0, 0], [(0, 1)], alpha_us=1, beta_us_per_mb=1)
+    problem = make_problem(topology, collectives.reduce(2), chunk_bytes=1)
+    with pytest.raises(TopologyError, match="one way: no links lead from rank 1 to rank 0"):
+        BASELINES[name](problem)
+
+
 @pytest.mark.parametrize("name", BASELINES)
 def test_scan_is_refused(name, make):
     """A scan, whose prefixes depend on each other, is refused by every baseline."""

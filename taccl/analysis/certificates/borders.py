@@ -64,7 +64,7 @@ def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
                 early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
                 links = {e for job in jobs for e in job.links}
                 ticks, resources = passed_by(demand.problem, sends, links, since=early)
-                verb = "enter" if entering else "leave"
+                verb = "enter" if entering != demand.is_reversed else "leave"
                 chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
                 what = f"{chunks} that must {verb} {_set_name(demand, name, ranks)} through {resources}"
                 yield Claim(ticks + late, what, Border(ranks, entering))
@@ -86,7 +86,10 @@ def counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
             if needed:
                 links = crossing_links(demand.problem, (ranks,)).tolist()
                 ticks, resources = passed_by(demand.problem, Counter({size: needed}), links)
-                what = f"{needed} chunks that must enter {_set_name(demand, name, ranks)} through {resources}"
+                verb = "leave" if demand.is_reversed else "enter"
+                what = (
+                    f"{needed} chunks that must {verb} {_set_name(demand, name, ranks)} through {resources}"
+                )
                 yield Claim(ticks, what, Border(ranks, True))
 
 
@@ -175,7 +178,7 @@ def single_machine(demand: NeededSends, *, in_network: bool = False) -> Iterator
                     some = [job for links, alike in over if links <= mine for job in alike]
                     jobs = [*jobs, *some] if demand.single_ended else max(jobs, some, key=len)
                 if jobs:
-                    verb = "entering" if entering else "leaving"
+                    verb = "entering" if entering != demand.is_reversed else "leaving"
                     chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
                     name = demand.topology.resources[resource].name
                     ticks, tail, labels = machine_ticks(demand.problem, held, jobs)

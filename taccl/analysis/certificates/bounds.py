@@ -45,6 +45,7 @@ from taccl.analysis.certificates.transformed import (
     as_spreading,
     by_switches_alone,
     check_switches_add,
+    is_reversed,
     late_part,
     merging_freely,
     release_dates,
@@ -282,7 +283,7 @@ def claims_of(
     if is_only:
         problem = by_switches_alone(problem)
     check_possible(problem)
-    demand = NeededSends(as_spreading(problem))
+    demand = NeededSends(as_spreading(problem), is_reversed=is_reversed(problem))
     limit = began + (max(budget_s, _SMALL_S) if limit_s is None else limit_s)
     latency = latency_of(demand, divisible=divisible, limit=min(limit, end))
     yield latency
@@ -355,7 +356,7 @@ class _Finders:
         self._now, self._soon = time.monotonic(), min(self._deadline, self.limit)
         least = min(self._now + _FIRST_S * busy_factor(), self._end) if self._is_countable else self._soon
         self.first_until = max(self._now + _FIRST_SHARE * (self._soon - self._now), least)
-        self.volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
+        self.volume = Volume(demand.problem, divisible=divisible, sends=demand)
         self.until_levelled = self._now + max(_LEVELS_SHARE * (self._soon - self._now), _LEVELS_S)
         self._is_levelled = self._is_priced = False
         self.is_cut_off = True
@@ -465,7 +466,8 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     cuts are tried on single nodes of few links up to `_MAX_FOUND` of these; rails up to `_MAX_TIMED`.
     """
     problem = by_switches_alone(problem) if in_network == "only" else problem
-    volume = Volume(as_spreading(problem), divisible=True)
+    demand = NeededSends(as_spreading(problem), is_reversed=is_reversed(problem))
+    volume = Volume(demand.problem, divisible=True, sends=demand)
     if volume.num_ends > _MAX_CUT:
         return []
     found = [*cut_claims(volume, node_cut(volume, in_network=in_network is True))]
@@ -474,6 +476,5 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     if is_sparse and volume.num_ends <= _MAX_FOUND:
         found += cut_claims(volume, level_cut(volume, budget_s=_LEVELS_S))
     if volume.problem.collective.sums_up and volume.num_ends <= _MAX_TIMED:  # all `AT_ONCE` bound sums
-        demand = NeededSends(volume.problem)
         found += [claim for find in AT_ONCE for claim in find(demand, in_network=bool(in_network))]
     return found

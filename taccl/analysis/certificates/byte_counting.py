@@ -150,7 +150,7 @@ def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
             if witness is not None and ticks > 0:
                 node = needed.topology.node_of_rank[min(ranks)]
                 where = f"rank {min(ranks)}" if name == "rank" else f"node {node}"
-                way = "out of" if backwards or others else "into"
+                way = "out of" if others != needed.is_reversed else "into"
                 what = f"data {way} {where}, with the latency of every send"
                 yield Claim(ticks, what, replace(witness, backwards=backwards))
 

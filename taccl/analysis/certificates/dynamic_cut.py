@@ -71,7 +71,7 @@ def dynamic_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
 
 
 def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
-    node, verb = demand.topology.node_of_rank, "come from" if backwards else "get to"
+    node, verb = demand.topology.node_of_rank, "come from" if demand.is_reversed else "get to"
     sets = [frozenset((r,)) for r in range(demand.topology.num_ranks)]
     for (target,) in demand.different(sets)[:_MOST_TARGETS]:
         of_node: dict[int, list[ChunkKind]] = defaultdict(list)

@@ -115,7 +115,8 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
         ticks, number, rank = _latest(wanted, np.where(np.isfinite(arrival), arrival, 0))
         longest = max(longest, (ticks, -places[first[number]], int(chunks[first[number]]), rank))
     ticks, _, c, rank = longest
-    return Claim(ticks, f"the shortest path of chunk {c} to rank {rank}", Path(c, rank)) if ticks else best
+    way = "from" if demand.is_reversed else "to"
+    return Claim(ticks, f"the shortest path of chunk {c} {way} rank {rank}", Path(c, rank)) if ticks else best
 
 
 def _latest(wanted: list[tuple[int, ...]], arrival: NDArray[np.float64]) -> tuple[int, int, int]:
@@ -221,7 +222,10 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
             if number > 1:
                 node = demand.topology.node_of_rank[min(ranks)]
                 where = f"rank {min(ranks)}" if name == "rank" else f"a rank of node {node}"
-                what = f"data of {format_count(number, 'rank')} missing at {where}, from when senders hold it"
+                of = format_count(number, "rank")
+                what = f"data of {of} missing at {where}, from when senders hold it"
+                if demand.is_reversed:
+                    what = f"data for {of} at {where}, until receivers hold it"
                 leaves, enters = (np.isin(ends[links], list(ranks)) for ends in (costs.src, costs.dst))
                 border, inside = entered(links[enters & ~leaves]), entered(links[enters & leaves])
                 times = tuple(_earliest_ticks(number, [0], (border, anywhere), (inside, None)))

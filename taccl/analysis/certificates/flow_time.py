@@ -104,7 +104,8 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     if of_best is not None:
         source, target, prices = of_best
         leaving, into = tuple(lanes[source, False]), tuple(lanes[target, True])
-        what = f"data from rank {source} to rank {target}, stored and forwarded send by send"
+        ends = (target, source) if demand.is_reversed else (source, target)
+        what = f"data from rank {ends[0]} to rank {ends[1]}, stored and forwarded send by send"
         yield Claim(best, what, FlowTime(source, target, leaving, into, prices))
 
 

@@ -90,7 +90,7 @@ def node_entry_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Clai
             if node is None:
                 continue
             where = facts.topology.node_of_rank[min(ranks)]
-            what = f"data {'out of' if backwards else 'into'} node {where}, message by message"
+            what = f"data {'out of' if needed.is_reversed else 'into'} node {where}, message by message"
             for grid in _priced(node, float(demand.known), demand.deadline):
                 witness = NodeEntry(ranks, *resources, *grid, backwards)
                 if _is_too_short(facts, witness):

@@ -116,9 +116,10 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
     for name, family in demand.families:
         empty = tuple(ranks for ranks in family if ranks.isdisjoint(origins))
         if empty:
-            choices.setdefault((frozenset().union(*empty),), f"empty {name}s")
+            into = f"{name}s that want nothing" if demand.is_reversed else f"empty {name}s"
+            choices.setdefault((frozenset().union(*empty),), into)
             if name == "node":
-                choices.setdefault(empty, f"empty {name}s one by one")
+                choices.setdefault(empty, f"{into} one by one")
     others = demand.topology.num_ranks - 1
     if demand.sums_for_all and demand.classes.total() * others <= _MOST_BY_RANK:
         source = min(origins)
@@ -133,14 +134,25 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last, since, pairs = spread.best(some)
-            those = part_of("last", last, len(some), "chunk", "chunks")
-            what = f"{those} into {into}, then copied inside to at least {least} ranks"
-            if least == 1:
-                what = f"{those} into {into}, then sent on to their destinations inside"
-            if backwards:
-                what = f"reversed in time, {what}"
+            what = _text(into, last, len(some), least, is_reversed=demand.is_reversed)
             labels = (*spread.labels, labels_of(pairs))
             yield Claim(ticks, what, SpreadTail(sets, least, last, backwards, since, *labels))
+
+
+def _text(into: str, last: int, total: int, least: int, *, is_reversed: bool) -> str:
+    """Text that names a set of ranks, and its last chunks; of a reversed problem its first ones.
+
+    - `last`: Number of these chunks of `total`.
+    - `least`: Min number of ranks inside that want, or contribute to, each of them.
+    """
+    those = part_of("first" if is_reversed else "last", last, total, "chunk", "chunks")
+    if is_reversed:
+        before = (
+            f"added up inside from at least {least} ranks" if least > 1 else "sent inside from their origins"
+        )
+        return f"{those} out of {into}, after they are {before}"
+    after = f"copied inside to at least {least} ranks"
+    return f"{those} into {into}, then {after if least > 1 else 'sent on to their destinations inside'}"
 
 
 def _entering(

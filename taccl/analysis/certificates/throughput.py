@@ -31,19 +31,16 @@ from taccl.sketch.group import Symmetries
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 
 
-def cut_claims(
-    volume: Volume, found: tuple[Fraction, CutDual] | None, *, backwards: bool = False
-) -> Iterator[Claim]:
+def cut_claims(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:
     """Yield the claim of a cut: its bound, witness, and a text that names its traffic.
 
     - `found`: (bound in ticks, witness) of the cut; for None, nothing is yielded.
-    - `backwards`: True if the cut is of a time-reversed problem.
     """
     if found is not None:
         bound, cut = found
         largest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
         ticks = math.ceil(bound) if volume.by_chunk else bound
-        yield Claim(ticks, _traffic_text(volume, largest.parts, backwards=backwards), cut)
+        yield Claim(ticks, _traffic_text(volume, largest.parts), cut)
 
 
 def throughput_claims(
@@ -120,12 +117,9 @@ def _of_flows(
     return not flowed.is_cut_off
 
 
-def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...], *, backwards: bool) -> str:
-    """Text that names the traffic into a set of ranks, or between the parts of a partition.
-
-    - `backwards`: True for traffic in the opposite direction.
-    """
-    into, out_of = ("out of", "into") if backwards else ("into", "out of")
+def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
+    """Text that names the traffic into a set of ranks, or between the parts of a partition."""
+    into, out_of = ("out of", "into") if volume.is_reversed else ("into", "out of")
     topology = volume.problem.topology
     if len(parts) > 1:
         if all(len(part) == 1 for part in parts):
@@ -187,13 +181,13 @@ def node_data_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
             if part is None:
                 continue
             demand.deadline.check()
-            alone = NeededSends(part)
+            alone = NeededSends(part, is_reversed=needed.is_reversed)
             alone.deadline = demand.deadline
-            volume = Volume(part, divisible=True, distances=alone.distances)
+            volume = Volume(part, divisible=True, sends=alone)
             budget_s = min(_MOST_S, demand.deadline.left_s)
             found = throughput(volume, alone.symmetries, in_network=False, budget_s=budget_s)
-            for claim in cut_claims(volume, found, backwards=backwards):
+            for claim in cut_claims(volume, found):
                 assert isinstance(claim.witness, CutDual), "claims of cuts have the duals of cuts"
-                limits = f"{claim.limits}, of data {'for' if backwards else 'from'} other nodes"
+                limits = f"{claim.limits}, of data {'for' if needed.is_reversed else 'from'} other nodes"
                 ticks = claim.ticks * ticks_of_part(part, needed.problem)
                 yield Claim(ticks, limits, NodeData(node, claim.witness, backwards))

@@ -62,10 +62,16 @@ def _merging_where_it_gains(problem: Problem) -> Problem:
     return problem.with_clauses(merging=frozenset(merging[gains[merging]].tolist()))
 
 
-def _reversed_if_to_root(problem: Problem) -> Problem:
+def is_reversed(problem: Problem) -> bool:
+    """True if `as_spreading` reverses the problem in time: its sums are only for one rank each."""
     collective = problem.collective
-    if not collective.combining or collective.derivations or not collective.stays_at_roots:
+    return collective.combining and not collective.derivations and collective.stays_at_roots
+
+
+def _reversed_if_to_root(problem: Problem) -> Problem:
+    if not is_reversed(problem):
         return problem
+    collective = problem.collective
     everyone = set(range(collective.num_ranks))
     if all(set(chunk.origins) == everyone for chunk in collective.chunks):
         return reduce_phase(problem)

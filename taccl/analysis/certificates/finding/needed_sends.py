@@ -92,12 +92,14 @@ class NeededSends:
 
     - `problem`: A problem whose chunks are copied, or are summed for all ranks. Sums for one rank must be
       time-reversed before.
+    - `is_reversed`: True if it is the problem in question reversed in time, so that texts of claims state the
+      opposite directions.
     - `deadline`: Set by callers; once it has passed, `border` raises `OutOfTime`.
     - `known`: Set by callers: the highest bound so far, in ticks. Finders that cannot exceed it may end.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, *, is_reversed: bool = False) -> None:
+        self.problem, self.is_reversed = problem, is_reversed
         self.deadline = NEVER
         self.known: int | Fraction = 0
         self.topology = problem.topology
@@ -189,7 +191,8 @@ class NeededSends:
         yield self, False
         if self._backwards is None and self.few_start:
             reverse = time_reversed(self.problem)
-            self._backwards = None if reverse is None else NeededSends(reverse)
+            if reverse is not None:
+                self._backwards = NeededSends(reverse, is_reversed=not self.is_reversed)
         if self._backwards is not None:
             self._backwards.deadline = self.deadline
             yield self._backwards, True

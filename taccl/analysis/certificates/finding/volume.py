@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,9 @@ from taccl.problem.chunks import RankSets
 from taccl.problem.costs import hold_columns, wide_links
 from taccl.problem.problem import Problem
 
+if TYPE_CHECKING:
+    from taccl.analysis.certificates.finding.needed_sends import NeededSends
+
 #: `_MOST_OF_BETA`: max product of `Volume.ticks_scale` and a beta, so that double precision is exact.
 #: `_MOST_OF_ALPHA`: max product of `Volume.ticks_scale` and an alpha, so that it fits into 64 bits.
 _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
@@ -44,12 +48,13 @@ class Volume:
 
     - `problem`: A problem whose chunks are copied, or are summed for all ranks.
     - `divisible`: True if data may be cut arbitrarily.
-    - `distances`: Distances of the problem, if they are already computed.
+    - `sends`: Needed sends of the problem, if they exist: the source of `distances` and `is_reversed`.
     """
 
-    def __init__(self, problem: Problem, *, divisible: bool, distances: Distances | None = None) -> None:
+    def __init__(self, problem: Problem, *, divisible: bool, sends: NeededSends | None = None) -> None:
         self.problem, self.divisible = problem, divisible
-        self.distances = Distances(problem) if distances is None else distances
+        self.distances = Distances(problem) if sends is None else sends.distances
+        self.is_reversed = sends is not None and sends.is_reversed
         self.collective = problem.collective
         units = problem.costs.chunk_units
         self.spreads = not self.collective.sums_up
