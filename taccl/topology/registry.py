@@ -105,4 +105,9 @@ def _call(
         takes = ["nodes", *known]
         said = f"{kind} takes no {unknown[0]!r}; it takes {', '.join(takes)}{did_you_mean(unknown[0], takes)}"
         raise TopologyError(said, where="topology")
-    return make(*sizes, **options)
+    try:
+        return make(*sizes, **options)
+    except TopologyError as error:
+        if error.where is None or error.where.startswith(kind):
+            raise
+        raise TopologyError(error.message, where=f"{kind}: {error.where}") from None

@@ -66,6 +66,8 @@ REFUSED = {
         (f"bound {SMALL} --profile nominal", "a fabric has no profiles"),
         ("bound --topology dgx2:4 --collective allgather", "dgx2 takes no size: give the number of nodes as --nodes 4"),
         ("show ndv2:2", "ndv2 takes no size: give the number of nodes as --nodes 2"),
+        (f"bound --topology ring:0 {GATHER} 1MB", "ring: num_ranks: found 0; expected a whole number of at least 2"),
+        (f"bound --topology torus:4x0 {GATHER} 1MB", "torus: dims: found 0; expected a whole number of at least 1"),
         (f"bound {SMALL} --root 1", "--root: allgather has no root"),
         (f"bound {SMALL} --root x", "--root: found 'x'; expected a whole number of at least 0"),
         (f"bound {SMALL} --nodes 0", "--nodes: found '0'; expected a positive whole number"),
@@ -132,6 +134,8 @@ REFUSED = {
     ],
     "verify and show": [
         ("verify schedule.json --chunk-size 1KB", "--chunk-size: a schedule in taccl's own format contains it"),
+        ("verify direct.xml --topology ring:5", "--topology: found a program, which is checked on any topology"),
+        ("verify direct.xml --chunk-size 1KB", "--chunk-size: found a program, which is checked on any topology"),
         ("show schedule.json --nodes 2", "leave it out"),
         ("show schedule.json --transfers x", "expected a number of rows"),
         ("show sketch.toml --profile nominal", "leave it out"),
@@ -183,6 +187,10 @@ REFUSED = {
         ("convert schedule.json x.csv --from word", "--from: found 'word'"),
         ("convert schedule.json x.csv --set colour", "--set: found 'colour'; expected NAME=VALUE"),
         ("convert schedule.json x.csv --set colour=red", "--set: neither taccl-schedule nor csv has an option 'colour'"),
+        (
+            "convert schedule.json x.plan.json --set ranks-per-node=3",
+            "ranks_per_node: found 3 for 4 ranks; expected a divisor of their number",
+        ),
         ("convert schedule.json x.xml --set chanels=2", "runtime; did you mean 'channels'?"),
         ("plan ring:4 --collective allreduce --sizes 1MB..1GB", "--sizes: found '1MB..1GB'; expected a range such as '1KB:1GB', or"),
         ("sweep ring:4 --collective allreduce --sizes 1MB-1GB", "--sizes: found '1MB-1GB'; expected sizes such as 1KB,1MB, or"),

@@ -11,7 +11,7 @@ from typing import Any
 import taccl
 from taccl._internal.names import quoted, shown
 from taccl._internal.units import format_count, format_limit, format_us
-from taccl.cli.options import add_schedule
+from taccl.cli.options import add_schedule, refuse
 from taccl.cli.output import Answer, picked
 from taccl.cli.problems import schedule_in
 from taccl.errors import FormatError, InputError, VerificationError
@@ -27,8 +27,17 @@ def run(options: argparse.Namespace) -> Answer:
     from taccl._internal.reading import kinds_of
 
     if "plan" in kinds_of(options.file):
+        _refuse_costs(options, "a plan")
         return _index(options.file, options)
     return _file(options.file, options)
+
+
+def _refuse_costs(options: argparse.Namespace, kind: str) -> None:
+    """Raise `InputError` for options that set costs, as `kind` is checked for all costs and sizes."""
+    said = f"found {kind}, which is checked on any topology and at all its sizes"
+    refuse(
+        options, ("topology", "chunk_size", "time_unit_us"), f"{said}; leave it out, or use taccl simulate"
+    )
 
 
 def _index(file: str, options: argparse.Namespace) -> Answer:
@@ -82,6 +91,7 @@ def _file(file: str, options: argparse.Namespace) -> Answer:
 
     check = _CHECKS.get(format_of_content(file, "a schedule or a program").name)
     if check is not None:
+        _refuse_costs(options, "a program")
         return check(file)
     schedule = schedule_in(file, options)
     found = taccl.verify(schedule)
