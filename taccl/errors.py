@@ -39,9 +39,9 @@ class InputError(TacclError, ValueError):
     """
 
     def __init__(self, message: str, *, where: str | None = None) -> None:
-        self.where = where if where is None else shown(where, _MOST_WHERE)
+        self.where = where if where is None else shown(where, _MOST_WHERE) or "''"  # an empty path is shown
         self.message = shown(message, _MOST)
-        super().__init__(f"{self.where}: {self.message}" if where else self.message)
+        super().__init__(self.message if where is None else f"{self.where}: {self.message}")
 
 
 class TopologyError(InputError):

@@ -14,6 +14,7 @@ from typing import Any, TypedDict, Unpack, cast
 from weakref import WeakValueDictionary
 
 from taccl._internal.arguments import Count, Natural, checked_as, known_name
+from taccl._internal.names import matching
 from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk, Derivation, chunks_of
@@ -344,6 +345,11 @@ def make(
     CollectiveError
         If the name is unknown, an argument is missing, or one is given that the collective does not have.
     """
+    if matching(name, ("alltoallv",)) is not None:
+        said = (
+            f"found {name!r}, whose sizes differ; taccl.alltoallv_problem(topology, sizes) makes its problem"
+        )
+        raise CollectiveError(said, where="collective")
     key = known_name(name, COLLECTIVES, "collective", CollectiveError)
     taken = _arguments_taken(COLLECTIVES[key])
     given = {argument: value for argument, value in arguments.items() if value is not None}

@@ -132,6 +132,14 @@ REFUSED = {
         (f"synthesize dgx-h1000 --topology ndv2 {GATHER} 1MB", "no shipped sketch of that name"),
         ("plan dgx-h1000 --collective allgather --sizes 1KB", "did you mean 'dgx-h100'?"),
     ],
+    "empty paths": [
+        ("verify ''", "'': there is no such file; check the path"),
+        ("show schedule.json --transfers 2 ''", "found '' after all arguments"),
+        (f"bound '' {GATHER} 1MB", "'': found no such file, and no shipped sketch"),
+        (f"synthesize {SMALL} --start ''", "'': there is no such file; check the path"),
+        (f"synthesize {SMALL} --parameters ''", "'': there is no such file; check the path"),
+        ("convert schedule.json ''", "'': its ending names no format"),
+    ],
     "verify and show": [
         ("verify schedule.json --chunk-size 1KB", "--chunk-size: a schedule in taccl's own format contains it"),
         ("verify direct.xml --topology ring:5", "--topology: found a program, which is checked on any topology"),

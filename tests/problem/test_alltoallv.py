@@ -160,3 +160,10 @@ def test_few_pairs_are_uneven_if_their_data_are_cut(num_pairs, chunk_bytes, unev
     sizes = np.zeros((8, 8), int)
     sizes[range(num_pairs), range(1, num_pairs + 1)] = 10
     assert is_uneven(alltoallv_problem(ring(8), sizes, chunk_bytes=chunk_bytes)) is uneven
+
+
+@pytest.mark.parametrize("name", ["alltoallv", "AllToAllV", "all-to-all-v"])
+def test_its_name_leads_to_the_function_that_makes_it(name):
+    """`make_problem` has no sizes of pairs, so its error names `alltoallv_problem`."""
+    with pytest.raises(CollectiveError, match=r"taccl\.alltoallv_problem\(topology, sizes\)"):
+        taccl.make_problem(ring(4), name, size_bytes=4000)

@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> Answer:
     if options.log:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
     known = options.parameters
-    parameters = taccl.SearchParameters.load(known) if known else taccl.SearchParameters()
+    parameters = taccl.SearchParameters() if known is None else taccl.SearchParameters.load(known)
     left_s = options.deadline.left_s - _REST_SHARE * options.time_limit
     late_s = max(0.0, time.monotonic() + LEAST_S - options.deadline.at_s)
     with progress_shown(wanted=not options.log) as progress, delayed(options.began_s, late_s):
