@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import Seconds, checked, known_name
 from taccl._internal.deadline import Deadline
 from taccl._internal.garbage import rarely_collected
+from taccl._internal.units import format_us
 from taccl.baselines.buckets import bucket
 from taccl.baselines.chunking import are_pairs, built_within, keep_soonest, soonest_so_far
 from taccl.baselines.direct import least_one_shot_us, one_shot, pairwise
@@ -28,6 +31,7 @@ from taccl.baselines.servers import servers
 from taccl.baselines.table import BASELINES, build_times, row_of, soonest_us
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError, TopologyError
+from taccl.schedule.listing import released
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
@@ -53,7 +57,8 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
         One of `BASELINES`; ``"best"``, the fastest of them; or ``"nccl"``, the predicted choice of NCCL. Case
         and separators do not matter.
     problem : Problem
-        The problem to solve.
+        The problem to solve. If it has due dates, urgent sends come first where that makes the schedule less
+        late. A note of its problem says how late it is.
     cut : bool
         True to cut chunks into smaller ones while that shortens the schedule, even if their number was given;
         ``taccl baseline`` then keeps it. A note of the schedule's problem has the number of parts.
@@ -64,8 +69,9 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
         If the name is unknown, or the baseline does not support the problem.
     """
     known: dict[str, Any] = {**BASELINES, "best": best, "nccl": nccl}
-    found: Schedule = known[known_name(name, known, "baseline")](problem, cut=cut)
-    return found
+    key = known_name(name, known, "baseline")
+    found: Schedule = known[key](problem, cut=cut)
+    return _in_due_order(found) if problem.due_us and key != "best" else found
 
 
 #: `_LONG_S`, `_LONG_TIMES`: baselines that take more than this number of CPU seconds by estimate, and this
@@ -81,6 +87,7 @@ _LONG_S, _LONG_TIMES, _USUAL_TURNS, _CUT_ANYWAY, _CUT_TIMES = 2.0, 3.0, 5, 2_000
 def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = None) -> Schedule:
     """Schedule with the earliest finish over all baselines that support the problem.
 
+    If the problem has due dates, the least late schedules come first (see `baseline`).
     Baselines that are quick to build come first. Once the time limit has passed, the best schedule so far is
     returned.
 
@@ -138,7 +145,39 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     every = [*(made[name] for name in BASELINES if name in made), *finer]
     if cut and deadline.has_passed:
         every += soonest_so_far(problem)
+    if problem.due_us:
+        every = [_in_due_order(each) for each in every]
+        return min(every, key=lambda schedule: (_late_us(schedule), schedule.finish_us))
     return min(every, key=lambda schedule: schedule.finish)
+
+
+def _in_due_order(schedule: Schedule) -> Schedule:
+    """The schedule, with urgent sends first if it is then less late; a note states how late it is."""
+    with suppress(ValueError):
+        urgent = released(schedule.problem, schedule)
+        schedule = min(schedule, urgent, key=lambda each: (_late_us(each), each.finish))
+    late_us, problem = _late_us(schedule), schedule.problem
+    if not late_us:
+        return schedule
+    note = f"a due date is missed by {format_us(late_us)}, as baselines do not plan for due dates"
+    return schedule.under(replace(problem, notes=(*problem.notes, note)))
+
+
+def _late_us(schedule: Schedule) -> float:
+    """Max time in us from a due date to the arrival of its chunk; 0 if all due dates are met."""
+    problem = schedule.problem
+    links, is_sum = problem.topology.links, problem.collective.sums_up
+    arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for c, e, end in zip(
+        *(schedule.columns[name].tolist() for name in ("chunk", "link", "end")), strict=True
+    ):
+        for rank in links[e].dsts:
+            arrivals[c, rank].append(end)
+    # A copy is complete at its first arrival, and a sum at its last one.
+    when = {key: max(ends) if is_sum else min(ends) for key, ends in arrivals.items()}
+    ticks_per_us = problem.costs.ticks_per_us
+    late = (float(when.get((c, rank), 0) - us * ticks_per_us) for c, rank, us in problem.due_us)
+    return max(0.0, *late) / ticks_per_us
 
 
 def _groups(problem: Problem) -> Sequence[list[str]]:

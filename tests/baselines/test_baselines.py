@@ -135,6 +135,45 @@ def test_scan_is_refused(name, make):
         BASELINES[name](make("scan", fabrics.fully_connected(4, ranks_per_node=2)))
 
 
+def test_missed_due_dates_are_noted():
+    """A copy of 1 MB over three hops of 1 + 20 us takes 63 us, so a due date at 40 us is missed by 23 us."""
+    problem = make_problem(
+        fabrics.ring(6, bandwidth_gb_per_s=50, alpha_us=1), "allgather", size_bytes=6 * 10**6
+    )
+    problem = replace(problem, due_us=((0, 3, 40),))
+    schedule = baseline("ring", problem, cut=False)
+    assert schedule.finish_us == 63
+    assert schedule.problem.notes[-1].startswith("a due date is missed by 23 us")
+    assert [each.kind for each in verify(schedule).violations] == ["due"]
+
+
+@pytest.mark.slow
+def test_best_prefers_the_schedule_that_meets_the_due_dates():
+    """The earliest allreduce misses a due date that a later one, along trees with urgent sends first, meets."""
+    problem = make_problem(fabrics.ring(6), "allreduce", size_bytes=6 * 10**6)
+    timely = best(replace(problem, due_us=((0, 3, 55),)))
+    assert verify(timely).ok
+    assert timely.finish > best(problem).finish
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["allgather", "allreduce", "reduce", "alltoall"])
+def test_missed_due_dates_are_those_of_the_verifier(name):
+    """For every baseline a note of a missed due date is present if and only if the verifier reports one."""
+    problem = make_problem(fabrics.fully_connected(4, ranks_per_node=2), name, size_bytes=4 * 10**6)
+    chunk, rank = next(
+        (c, r) for c, one in enumerate(problem.collective.chunks) for r in one.destinations if r == 0
+    )
+    for due_us in (5, 20, 40, 80):
+        asked = replace(problem, due_us=((chunk, rank, due_us),))
+        for each in BASELINES:
+            with suppress(InputError):
+                found = baseline(each, asked)
+                is_noted = any(note.startswith("a due date is missed") for note in found.problem.notes)
+                verdict = verify(found)
+                assert {one.kind for one in verdict.violations} == ({"due"} if is_noted else set())
+
+
 def test_ranks_that_cannot_be_reached_are_named():
     """Without a path from rank 1 to rank 0 the error names both ranks."""
     topology = linked("one way", [0, 0], [(0, 1)], alpha_us=1, beta_us_per_mb=1)
