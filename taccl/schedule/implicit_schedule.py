@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taccl._internal.arguments import Bytes, Count, checked, known_word
-from taccl._internal.units import BYTES_PER_MB, format_count, format_size
+from taccl._internal.units import BYTES_PER_MB, format_count, format_size, format_us
 from taccl.errors import InputError, TopologyError
 from taccl.problem.collective import busbw_factor
 from taccl.problem.collectives import make
@@ -383,6 +383,6 @@ class ImplicitSchedule(Figures):
         return (
             f"ImplicitSchedule({self.collective} on {self.host.name}: "
             f"{format_count(self.num_transfers, 'transfer')} as {format_count(self.num_rows, 'row')} under "
-            f"{format_count(self.num_ranks, 'translation')}, finish {self.finish_us:.3f} us"
+            f"{format_count(self.num_ranks, 'translation')}, finish {format_us(self.finish_us)}"
             f"{self.predicted_text})"
         )

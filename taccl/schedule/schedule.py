@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from taccl._internal.arguments import Natural, checked
 from taccl._internal.arrays import distinct, lexsort, numbered
 from taccl._internal.names import first_of, numbers_table, shown
-from taccl._internal.units import format_count, format_size
+from taccl._internal.units import format_count, format_size, format_us
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
 from taccl.schedule.columns import (
@@ -324,7 +324,7 @@ class Schedule(Figures):
         return (
             f"{type(self).__name__}({self.problem.title}: "
             f"{format_count(self.num_transfers, 'transfer')} in {format_count(self.num_sends, 'send')}, "
-            f"finish {self.finish_us:.3f} us{self.predicted_text})"
+            f"finish {format_us(self.finish_us)}{self.predicted_text})"
         )
 
 

@@ -154,7 +154,7 @@ def test_schedule_without_transfers_finishes_at_once():
     schedule = make_schedule(two_sends().problem, chunk=[], link=[], start=[], end=[])
     simulation = simulate(schedule)
     assert (simulation.finish, simulation.critical_path, simulation.resources) == (0, (), ())
-    assert "finish 0.000 us" in repr(simulation)
+    assert "finish 0 us" in repr(simulation)
 
 
 # Simulation under other assumptions.

@@ -64,7 +64,7 @@ def test_busiest_resource_limits_a_relay():
     assert steady.limits == "link 0->1 is never idle"
     assert steady.algbw_gb_per_s == steady.busbw_gb_per_s == pytest.approx(1000 / 3)
     assert repr(steady) == (
-        "SteadyState(broadcast on line: a tile every 3.000 us, algbw 333.3 GB/s, busbw 333.3 GB/s; link 0->1 is never idle)"
+        "SteadyState(broadcast on line: a tile every 3 us, algbw 333.3 GB/s, busbw 333.3 GB/s; link 0->1 is never idle)"
     )
 
 

@@ -262,7 +262,7 @@ def test_raise_if_failed_is_silent_on_success():
     """For a valid schedule `raise_if_failed` raises nothing, and the verification says ok."""
     found = verify(relay())
     found.raise_if_failed()
-    assert repr(found) == "Verification(2 transfers in 2 sends, finish 5.500 us: ok)"
+    assert repr(found) == "Verification(2 transfers in 2 sends, finish 5.5 us: ok)"
 
 
 def test_verification_can_cross_processes():

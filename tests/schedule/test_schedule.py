@@ -46,7 +46,7 @@ def relay(**options):  # noqa: ANN201
         # The finish is 15 ticks of half a microsecond.
         ((relay().finish_us, str(relay().finish)), (7.5, "15/2")),
         (next(iter(relay())), Transfer(chunk=0, link=0, start_ticks=0, end_ticks=5, group=0, reduce=False)),
-        (repr(relay()), "Schedule(custom on line: 4 transfers in 4 sends, finish 7.500 us)"),
+        (repr(relay()), "Schedule(custom on line: 4 transfers in 4 sends, finish 7.5 us)"),
     ],
     ids=["order", "groups", "groups of 64 bits", "no groups", "finish", "a transfer", "repr"],
 )

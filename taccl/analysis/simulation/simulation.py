@@ -9,7 +9,7 @@ from functools import cached_property
 
 from taccl._internal.arguments import Natural, checked
 from taccl._internal.names import numbers_table
-from taccl._internal.units import format_count, format_size
+from taccl._internal.units import format_count, format_size, format_us
 from taccl.analysis.simulation.events import JITTER_BITS, EventTimes, WaitedFor, spend
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
@@ -241,5 +241,5 @@ class Simulation(Figures):
         if self.jitter:
             details.append(f"jitter {self.jitter:g}, seed {self.seed}")
         rate = f", {self.bandwidth_text}" if self.bandwidth_text else ""
-        finish = f"finish {self.finish_us:.3f} us{self.predicted_text}"
+        finish = f"finish {format_us(self.finish_us)}{self.predicted_text}"
         return f"Simulation({problem.title}, {', '.join(details)}: {finish}{rate})"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from taccl._internal.arguments import checked
 from taccl._internal.arrays import distinct
 from taccl._internal.names import shown
-from taccl._internal.units import format_rates, gb_per_s
+from taccl._internal.units import format_rates, format_us, gb_per_s
 from taccl.analysis.certificates.certificate import is_exact
 from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import TimedSend, sends_table
@@ -141,7 +141,7 @@ class SteadyState:
         rates = format_rates(self.algbw_gb_per_s, self.schedule.problem.collective.busbw_factor)
         rate = f", {rates}" if rates else ""
         return (
-            f"SteadyState({self.schedule.problem.title}: a tile every {self.interval_us:.3f} us{rate}; "
+            f"SteadyState({self.schedule.problem.title}: a tile every {format_us(self.interval_us)}{rate}; "
             f"{shown(self.limits, 300)})"
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from taccl._internal.names import listed, shown
-from taccl._internal.units import format_count
+from taccl._internal.units import format_count, format_us
 from taccl.analysis.verification.columns import Columns
 from taccl.errors import VerificationError
 from taccl.problem.clauses import CLAUSES
@@ -111,7 +111,7 @@ class Verification:
         extra = f", {format_count(self.num_redundant, 'redundant arrival')}" if self.num_redundant else ""
         return (
             f"Verification({format_count(self.num_transfers, 'transfer')} in "
-            f"{format_count(self.num_sends, 'send')}, finish {self.finish_us:.3f} us{extra}: {verdict})"
+            f"{format_count(self.num_sends, 'send')}, finish {format_us(self.finish_us)}{extra}: {verdict})"
         )
 
 

@@ -132,7 +132,7 @@ class Explanation:
             lines.append("  no clause has a cost to determine")
         width = max((len(cost.clause) for cost in self.costs), default=0)
         for cost in self.costs:
-            price = f"at least {cost.difference_us:.6g} us ({cost.percent:.3g} %)"
+            price = f"at least {cost.difference_us:.6g} us ({cost.percent:.3g}%)"
             price = price if cost.difference_us else "nothing visible in the bound"
             lines.append(f"  without {cost.clause:<{width}}  {cost.bound_us:>10.6g} us; it costs {price}")
         if self.unpriced:

@@ -183,7 +183,7 @@ def test_the_summary_is_json():
 def test_repr_is_one_line():
     """The repr of an implicit schedule is one line with collective, fabric, size and finish."""
     assert repr(ring3()) == (
-        "ImplicitSchedule(allgather on ring:3: 6 transfers as 2 rows under 3 translations, finish 2.000 us)"
+        "ImplicitSchedule(allgather on ring:3: 6 transfers as 2 rows under 3 translations, finish 2 us)"
     )
 
 

@@ -380,7 +380,7 @@ def test_dearest_clause():
         ndv2(2), problem.collective, chunk_bytes=10**6)).bound_us)  # fmt: skip
     assert dearest.difference_us == pytest.approx(explanation.bound_us - dearest.bound_us)
     assert dearest.percent == pytest.approx(100 * dearest.difference_us / dearest.bound_us)
-    assert "it costs at least 2.6 us (0.309 %)" in repr(explanation)
+    assert "it costs at least 2.6 us (0.309%)" in repr(explanation)
     free = replace(dearest, bound_us=explanation.bound_us, difference_us=0.0, percent=0.0)
     assert repr(replace(explanation, costs=(free,))).endswith("; it costs nothing visible in the bound")
 
