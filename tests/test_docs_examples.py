@@ -226,6 +226,15 @@ def test_sketch_reference_is_current():
 
 
 @pytest.mark.slow
+def test_baselines_of_the_quickstart_finish_as_printed(capsys):
+    """The example that compares baselines with a synthesized schedule prints the text below it."""
+    blocks = blocks_of(ROOT / "docs" / "quickstart.md")
+    (number,) = (k for k, block in enumerate(blocks) if "baselines.baseline(name, problem)" in block.content)
+    exec(compile(blocks[number].content, "quickstart.md", "exec"), {"taccl": taccl})
+    assert capsys.readouterr().out == blocks[number + 1].content
+
+
+@pytest.mark.slow
 def test_quoted_verdicts_are_those_of_diagnose(tmp_path, monkeypatch):
     """Each page or verdict on the page of `diagnose` is what the command before it prints, to the digit."""
     page = ROOT / "docs" / "diagnose.md"
