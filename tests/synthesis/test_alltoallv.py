@@ -48,7 +48,7 @@ def test_chunk_sizes_follow_the_one_that_gains(pair_bytes, factors):
     sizes = np.zeros((16, 16), int)
     sizes[:8, 8:] = pair_bytes
     finish_us, tried = {}, []
-    for each in taccl.AllToAllV(TWO_NODES)._chunk_sizes(sizes, finish_us):
+    for each in taccl.AllToAllV(TWO_NODES)._chunk_sizes(TWO_NODES, sizes, finish_us):
         tried.append(each)
         finish_us[each] = each if pair_bytes > 10**8 else 1 / each
     assert tried == [int(tried[0] * factor) for factor in factors]
@@ -107,3 +107,24 @@ def test_the_choice_names_other_chunks_only_if_they_differ(chunk_bytes, said):
     )
     whole = SimpleNamespace(others=[chosen], made_by=None)
     assert _choice(best, whole) == f"the portfolio; the best schedule is {said}"
+
+
+@pytest.mark.slow
+def test_machines_by_name_have_the_protocol_of_the_problem_of_each_matrix():
+    """A scheduler of a machine by name answers as `alltoallv_problem` does: LL for 2 kB a pair, Simple for 10 MB."""
+    scheduler = taccl.AllToAllV("dgx-a100")
+    for pair_bytes, protocol in ((2_000, "ll"), (10**7, "simple"), (2_000, "ll")):
+        sizes = np.full((8, 8), pair_bytes)
+        found = scheduler.schedule(sizes)
+        problem = taccl.alltoallv_problem("dgx-a100", sizes)
+        assert (found.problem.topology.protocol, problem.topology.protocol) == (protocol, protocol)
+        assert found.problem.protocol_notes() == problem.protocol_notes()
+
+
+def test_a_given_protocol_or_topology_keeps_its_protocol():
+    """Without a choice of protocol, schedules are under the given one, or under the topology's own, and have no note."""
+    sizes = np.full((8, 8), 2_000)
+    given = taccl.AllToAllV("dgx-a100", protocol="LL128").schedule(sizes)
+    own = taccl.AllToAllV(taccl.topologies.dgx_a100()).schedule(sizes)
+    assert [each.problem.topology.protocol for each in (given, own)] == ["ll128", "simple"]
+    assert not given.problem.protocol_notes() and not own.problem.protocol_notes()
