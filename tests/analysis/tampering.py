@@ -12,7 +12,7 @@ from taccl.analysis.certificates.certificate import Witness
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.dynamic_cut import DynamicCut
 from taccl.analysis.certificates.exchange_time import ExchangeTime
-from taccl.analysis.certificates.first_arrivals import Dissemination, Path
+from taccl.analysis.certificates.first_arrivals import ByteDissemination, Dissemination, Path
 from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
@@ -92,6 +92,13 @@ def _spread_tail(problem: Problem, rng: random.Random) -> Witness:
         rng.randrange(-1, 4),
         rng.randrange(-1, 6),
         backwards=rng.random() < 0.3,
+    )
+
+
+def _byte_dissemination(problem: Problem, rng: random.Random) -> Witness:
+    ranks, every = frozenset({rng.randrange(problem.topology.num_ranks)}), len(problem.topology.resources)
+    return ByteDissemination(
+        ranks, tuple(rng.sample(range(every), rng.randint(0, every))), rng.random() < 0.3
     )
 
 
@@ -188,6 +195,7 @@ _WELL_FORMED = {
     DynamicCut: _dynamic_cut,
     SpreadTail: _spread_tail,
     Dissemination: _dissemination,
+    ByteDissemination: _byte_dissemination,
     FlowTime: _flow_time,
     ServerTime: _server_time,
     LinkTime: _link_time,
@@ -250,7 +258,7 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         return replace(witness, **{field: tuple(times)})
     if isinstance(witness, Dissemination | PairCounting | Gossip):
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
-    if isinstance(witness, ByteCounting):
+    if isinstance(witness, ByteCounting | ByteDissemination):
         if rng.random() < 0.2:
             return replace(witness, backwards=not witness.backwards)
         if rng.random() < 0.5:

@@ -7,9 +7,14 @@ from functools import partial
 
 import pytest
 
+import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.first_arrivals import Dissemination, dissemination_bounds
+from taccl.analysis.certificates.first_arrivals import (
+    Dissemination,
+    byte_dissemination_bounds,
+    dissemination_bounds,
+)
 from taccl.synthesis.synthesize import synthesize
 from tests.analysis.claims import certificates_of, raised
 from tests.fuzzing import MANY, cases, some
@@ -18,6 +23,8 @@ from tests.synthesis.small_problems import joined, merged, problem_of
 
 #: Certificates of the claims about ranks and about nodes.
 certificates = partial(certificates_of, dissemination_bounds, in_network=False)
+#: Certificates of the claims over all chunkings.
+of_bytes = partial(certificates_of, byte_dissemination_bounds, in_network=False, divisible=True)
 
 
 def claims(problem):
@@ -134,3 +141,41 @@ def test_no_dissemination_is_above_the_optimum():
         for each in found:
             assert each.bound <= least and not raised(replace(each, bound=least)).check(), seed
     assert compared > some(2, 20)
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce_scatter", "gather", "scatter"])
+@pytest.mark.parametrize(("kilobytes", "expected_us"), [(64, 1.68), (256, 3.12), (1000, 8.7)])
+def test_doubling_is_optimal_over_all_chunkings_at_one_port(name, kilobytes, expected_us):
+    """On a DGX-2, where a send of any size holds a port for 0.3 us, no chunks finish before four sends in a
+    row and the time of 15/16 of all bytes."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(1), name, size_bytes=kilobytes * 1000)
+    bound = lower_bound(problem, divisible=True)
+    assert (bound.bound_us, bound.kind) == (pytest.approx(expected_us), "dissemination")
+    assert bound.check() and not raised(bound).check()
+
+
+@pytest.mark.fuzz
+def test_no_dissemination_of_bytes_is_above_the_optimum():
+    """A claim over all chunkings holds for every number of chunks: on tiny problems no schedule finishes
+    earlier, whole chunks or cut in two."""
+    compared = claimed = 0
+    for seed in cases("dissemination of bytes against the optimum", few=12, many=800):
+        rng = random.Random(f"bytes {seed}")
+        nodes = rng.choice(([0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1]))
+        costs = {"alpha": rng.choice((1, 2, 3)), "beta": rng.choice((1, 2)), "far": rng.choice((1, 3))}
+        topology = joined(nodes, **costs, shared=rng.random() < 0.3)
+        names = "allgather", "allgather", "alltoall", "gather", "scatter", "reduce_scatter", "broadcast"
+        collective = collectives.make(rng.choice(names), len(nodes), chunks_per_rank=rng.choice((1, 1, 2)))
+        every = frozenset(range(len(topology.links)))
+        problem = problem_of(topology, collective, max_merge=collective.num_chunks, merging=every)
+        found = of_bytes(problem)
+        assert all(each.check() for each in found), seed
+        optimum = optimal_ticks(problem, max_states=4000 if MANY else 1000)
+        if optimum is None:
+            continue
+        compared += 1
+        least = Fraction(optimum, problem.costs.ticks_per_us)
+        claimed += any(each.bound == least for each in found)
+        for each in found:
+            assert each.bound <= least and not raised(replace(each, bound=least)).check(), seed
+    assert compared > some(1, 20) and claimed

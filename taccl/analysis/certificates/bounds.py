@@ -24,7 +24,7 @@ from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.exchange_time import exchange_time_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
-from taccl.analysis.certificates.first_arrivals import dissemination_bounds
+from taccl.analysis.certificates.first_arrivals import byte_dissemination_bounds, dissemination_bounds
 from taccl.analysis.certificates.first_arrivals import latency as latency_of
 from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.hop_time import hop_time_bounds
@@ -107,6 +107,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     node_data_bounds,
     node_entry_bounds,
     hop_time_bounds,
+    byte_dissemination_bounds,
 ]
 #: Finders of bounds over all chunkings that take hundredths of a second. They run first, even without time.
 AT_ONCE: list[Callable[..., Iterable[Claim]]] = [rail_exchange_bounds]

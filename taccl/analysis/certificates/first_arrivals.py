@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from operator import le
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from taccl._internal.units import format_count
 from taccl.analysis.certificates.certificate import Claim, OfRanks, Witness
-from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, passages_of, strongest
 from taccl.analysis.certificates.finding.gates import FOREVER, Gates, Ints, fastest, gates_of
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
@@ -169,6 +169,8 @@ def _arrival(facts: Facts, path: Path) -> int:
 
 #: Max ranks, and max nodes, for which dissemination is computed; those that lack the most data come first.
 _MOST_SETS = 8
+#: Max ranks of a network for which it is computed over all chunkings (10 us of CPU per link).
+_MOST_RANKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,3 +323,83 @@ def _are_earliest(
             passed.append(min(begin + gate.alpha + m * gate.beta for begin, m in begins))
             arrived.append(min(begin + gate.after[m - 1] for begin, m in begins))
     return bool(sources) and all(map(le, times, [0] * (own + 1) + sorted(arrived)))
+
+
+#: Causes of dissemination over all chunkings, in time and in reversed time.
+_LIMITS = "data into rank {}, from when senders hold it", "data out of rank {}, until receivers pass it on"
+
+
+@dataclass(frozen=True, slots=True)
+class ByteDissemination(OfRanks):
+    """Witness of dissemination over all chunkings: a rank that wants data, and resources that cover links.
+
+    - `resources`: Each link holds one of them. A link is assigned to the first of them that it holds.
+    """
+
+    kind, proves = "byte dissemination", "dissemination"
+    preference = 7
+    any_chunking = True
+    ranks: frozenset[int]
+    resources: tuple[int, ...]
+    backwards: bool = False
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= _bytes_disseminated(facts, self)
+
+
+def byte_dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Yield dissemination bounds over all chunkings for a few ranks, one of each orbit under symmetry."""
+    if in_network or demand.sums_for_all or not demand.single_ended or demand.problem.collective.derivations:
+        return
+    if demand.topology.num_ranks > _MOST_RANKS:
+        return
+    for needed, backwards in demand.both_directions():
+        facts = Facts(needed.problem, divisible=True, in_network=False)
+        entering: dict[int, list[int]] = defaultdict(list)
+        for e in facts.allowed:
+            entering[facts.dst[e]].append(e)
+        resources = tuple(dict.fromkeys(chain.from_iterable(map(needed.lanes, entering.values()))))
+        for name, sets in needed.families:
+            for ranks in needed.different(sets)[:_MOST_SETS] if name == "rank" else ():
+                demand.deadline.check()
+                witness = ByteDissemination(ranks, resources)
+                ticks = _bytes_disseminated(facts, witness)
+                if ticks > demand.known:
+                    limits = _LIMITS[backwards].format(*ranks)
+                    yield Claim(ticks, limits, replace(witness, backwards=backwards))
+
+
+def _bytes_disseminated(facts: Facts, witness: ByteDissemination) -> Fraction:
+    """Earliest tick at which a rank can have all data that it wants, in any chunks; 0 if unproven.
+
+    See docs/formulation.md, "Dissemination", on divisible data.
+    """
+    none = Fraction(0)
+    if not facts.divisible or facts.sums or facts.multi or facts.in_network or facts.only_switches_add:
+        return none
+    if facts.made_at or facts.collective.updates or len(witness.ranks) != 1:
+        return none
+    (rank,), held, wanted = witness.ranks, Counter[int](), 0
+    for data, units in zip(facts.collective.chunks, facts.units, strict=True):
+        if rank in data.destinations and rank not in data.origins:
+            wanted += units
+            held.update(dict.fromkeys(data.origins, units))
+    left, alpha, beta = set(facts.allowed), NEVER, NEVER
+    entering = Counter[int]()  # {rank: number of resources over which data enters it}
+    for resource in witness.resources:
+        mine = {e for e in left if resource in facts.holds[e]}
+        left -= mine
+        entering.update({facts.dst[e] for e in mine})
+        for e in mine:
+            hold_alpha, hold_beta, _ = facts.holds[e][resource]
+            if hold_alpha > facts.alpha[e] or hold_beta > facts.beta[e]:
+                return none
+            alpha, beta = min(alpha, hold_alpha), min(beta, hold_beta)
+    if left or not (wanted and entering[rank]):
+        return none
+    most, num_lanes, each = max(held.values()), max(entering.values()), Fraction(wanted, entering[rank])
+    steps = 0
+    while most * (num_lanes + 1) ** steps < most + num_lanes * each:
+        steps += 1
+    return alpha * steps + beta * each
