@@ -188,29 +188,48 @@ def problem_of(
     return problem
 
 
-def sums_made_whole(workload: Workload, topology: Topology) -> frozenset[str]:
-    """Allreduces that end earlier by a baseline than as a reduce-scatter and an allgather, each alone."""
-    parts, found = parts_of(workload), set[str]()
+def made_by_baselines(workload: Workload, topology: Topology) -> list[frozenset[str]]:
+    """Sets of collectives to try by their best baselines, without empty and equal ones.
+
+    1. Allreduces that end earlier by a baseline than as a reduce-scatter and an allgather, each alone.
+    2. These, and collectives in several parts that load their busiest resource less by a baseline: parts
+       follow one another, so that this resource limits their rate.
+    """
+    parts, sooner, lighter = parts_of(workload), set[str](), set[str]()
     merging = tuple(problem_of(workload, topology, parts).clauses.values("merge").items())
+    repeated = {part.operation for part in parts if part.tile or part.piece} - {*dict(workload.pieces)}
     for part in parts:
-        operation = workload.operation[part.operation]
-        if operation.kind != "allreduce" or part.tile or part.piece:
+        name, operation = part.operation, workload.operation[part.operation]
+        kind, is_sum = operation.kind, operation.kind == "allreduce"
+        if part.tile or part.piece or not (is_sum or name in repeated):
             continue
+        ways = (("synthesized", _PHASES if is_sum else (kind,)), ("best", (kind,)))
         with suppress(InputError):  # InputError: no baseline supports it
-            split, whole = (
-                sum(
+            own, best = (
+                [
                     _alone(
                         topology,
-                        (kind, operation.shift, algorithm, merging, part.groups),
+                        (each, operation.shift, algorithm, merging, part.groups),
                         rounded(part.chunk_bytes),
-                    ).finish
-                    for kind in kinds
-                )
-                for algorithm, kinds in (("synthesized", _PHASES), ("best", ("allreduce",)))
+                    )
+                    for each in kinds
+                ]
+                for algorithm, kinds in ways
             )
-            if whole < split:
-                found.add(part.operation)
-    return frozenset(found)
+            if is_sum and best[0].finish < sum(each.finish for each in own):
+                sooner.add(name)
+            if name in repeated and _busiest_us(best) < _busiest_us(own) * (1 - 1e-9):
+                lighter.add(name)
+    tried = (frozenset(sooner), frozenset(sooner | lighter))
+    return [each for each in dict.fromkeys(tried) if each]
+
+
+def _busiest_us(sent: Sequence[Schedule]) -> float:
+    """Longest time in us for which the bytes of several schedules on one topology hold a resource."""
+    from taccl.baselines.chunking import busy_by_bytes_us  # imported late, as below
+
+    busy_us = [busy_by_bytes_us(each.problem, each.chunk, each.link) for each in sent]
+    return float(np.sum(busy_us, axis=0).max(initial=0))
 
 
 def rounded(chunk_bytes: int) -> int:
@@ -237,8 +256,8 @@ def sends_of(
     - `workload`, `topology`: Both with the same number of ranks.
     - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: pairwise exchange for an
       alltoall and for several groups, rings otherwise.
-    - `whole`: Allreduces to make by the fastest baseline. With ``"synthesized"``, others are made as a
-      reduce-scatter followed by an allgather.
+    - `whole`: Collectives to make by the fastest baseline. With ``"synthesized"``, other allreduces are made
+      as a reduce-scatter followed by an allgather.
     - `in_place`: True to use other algorithms in place of schedules that name contributions.
     - `best_pieces`: True if the pieces are those of `in_best_pieces`.
     """

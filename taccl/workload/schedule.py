@@ -24,9 +24,9 @@ from taccl.workload.costs import RATES, Rates, tile_costs
 from taccl.workload.exchange import (
     in_balanced_pieces,
     in_best_pieces,
+    made_by_baselines,
     parts_by_chunk,
     sends_of,
-    sums_made_whole,
 )
 from taccl.workload.protocols import topology_of
 from taccl.workload.step import ComputeTile, Step
@@ -120,8 +120,7 @@ def schedule_workload(
         if len(steps[0].problem.chunk_bytes) > _FEW_CHUNKS and steps[0].gap <= _SETTLED:
             return steps[0]
     steps.append(scheduled(workload))
-    if whole := sums_made_whole(workload, topology):
-        steps.append(scheduled(workload, whole))
+    steps += [scheduled(workload, whole) for whole in made_by_baselines(workload, topology)]
     if (cut := in_best_pieces(workload, topology)) is not None:
         steps.append(scheduled(cut, best_pieces=True))
     return min(steps, key=lambda step: step.finish)

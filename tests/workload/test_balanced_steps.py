@@ -8,8 +8,8 @@ import pytest
 import taccl
 from taccl import Workload
 from taccl.problem.collectives import make, together
-from taccl.workload import load_workload, save_workload, schedule_workload
-from taccl.workload.exchange import in_balanced_pieces, parts_of
+from taccl.workload import load_workload, overlap, save_workload, schedule_workload
+from taccl.workload.exchange import in_balanced_pieces, made_by_baselines, parts_of
 from tests.fuzzing import thinned
 
 
@@ -49,6 +49,22 @@ def test_a_collective_that_is_alone_is_cut_as_by_itself():
     assert step.verify().ok
     problem = taccl.make_problem(topology, "allreduce", size_bytes=1_000_000)
     assert step.bound_us <= step.finish_us <= taccl.baselines.best(problem).finish_us
+
+
+@pytest.mark.slow
+def test_tiles_are_sent_by_the_algorithm_that_loads_the_busiest_port_least():
+    """A kernel and an allreduce of 50 MB in four tiles end within 3 % of the bound on four DGX H100.
+
+    Alone, a tile ends earlier by a synthesized schedule than by the hierarchical baseline, which loads the
+    busiest port less and sends four tiles sooner. With the former, the gap is 13 %.
+    """
+    step = Workload("step", 32).then("y", "compute", shape=(128, 98_304), layout="partial", cost_us=100)
+    step = overlap(step.then("sum", "allreduce", "y"), ["y", "sum"], tiles=4)
+    topology = taccl.topologies.dgx_h100(4)
+    assert made_by_baselines(step, topology) == [frozenset({"sum"})]
+    found = schedule_workload(step, topology)
+    assert found.verify().ok
+    assert 0 <= found.gap <= 0.03
 
 
 @pytest.mark.slow
