@@ -245,7 +245,7 @@ def beside_others(workload: Workload, ours: Step, where: str) -> Row:
 def even(where: str) -> Iterator[Row]:
     """Rows in which computation and communication take equal time.
 
-    Each rank has 17 MB of partial sums, which an allreduce adds.
+    An allreduce adds partial sums, of which 17 MB per rank are its slice of the result.
     """
     topology = MACHINES[where]()
     shape = (128 * topology.num_ranks, 65536)
