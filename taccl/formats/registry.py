@@ -24,6 +24,7 @@ from taccl.errors import (
 )
 from taccl.formats.detection import format_of_content, readable, writable
 from taccl.formats.files import check_writable, write_all
+from taccl.formats.native import dump_text, read_document
 from taccl.formats.program_kind import note_of_multiples
 from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
 from taccl.program.limits import USUALLY_IN_PLACE
@@ -161,6 +162,9 @@ def convert(
     _check_options(to_read, of_both, reading, writing)
     check_writable(target, overwrite=overwrite)
     thing = read(source, format=reading.name, **to_read)
+    if reading.name == writing.name == "taccl-schedule":  # a copy keeps the record of the search
+        text = dump_text(thing, read_document(source).get("result"))
+        return Conversion(reading, writing, write_all({Path(target): text}, overwrite=overwrite), ())
     paths, notes, times = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
     if writing.loses and writing.name != reading.name:
         warn(f"format {writing.name} cannot hold {writing.loses}", LossyConversionWarning)

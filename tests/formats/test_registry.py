@@ -456,3 +456,14 @@ def test_formats_that_are_only_written_say_so(name, tmp_path):
     path.write_bytes(b"PAR1\x00\xff")
     with pytest.raises(InputError, match=f"{name} .* is write-only"):
         read(path, format=name)
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_schedule_keeps_the_record_of_its_search(tmp_path):
+    """A file of a result, converted to taccl's own format, has the same stages, trace, bound and gap."""
+    problem = make_problem(taccl.topologies.ring(4), collectives.allgather(4), size_bytes=4000)
+    taccl.save(brief_synthesis(problem), tmp_path / "first.json")
+    convert(tmp_path / "first.json", tmp_path / "copy.json")
+    first, copy = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("first", "copy"))
+    assert first["result"]["stages"]
+    assert copy["result"] == first["result"]
