@@ -21,6 +21,8 @@ from taccl.runtime.worker import GRACE_S
 
 #: Max seconds for ranks to start, apart from the caller's time limit; many ranks on few cores take seconds.
 _START_S = 120.0
+#: Max ranks to start on this machine: each is a process of about 60 MB.
+_MOST_RANKS = 1024
 _TERMINATE_S = 1.0
 _KILL_S = 5.0
 _POLL_S = 0.02
@@ -45,7 +47,12 @@ def launched(
     - `timeout_s`: Seconds for which rank 0 may be silent, besides a grace period.
     - `launcher`: Command that starts the ranks; by default ``mpiexec -n`` of this environment.
     - `environment`: Environment variables of the ranks, in addition to those of this process.
+
+    Raises `InputError` for too many ranks without a launcher.
     """
+    if not launcher and num_ranks > _MOST_RANKS:
+        said = f"found {num_ranks} to start here; expected at most {_MOST_RANKS}, as each is a process"
+        raise InputError(f"{said}: start more on several hosts, with mpiexec or srun", where="ranks")
     start = launcher or [str(find_mpiexec()), "-n", str(num_ranks)]
     if not launcher:
         note(f"starting {num_ranks} ranks")

@@ -245,6 +245,7 @@ REFUSED = {
         ("reorder ring:4 --hostfile hosts", "found no names of hosts; give them with --hosts"),
         ("reorder ring:4 --bandwidth 3", "--bandwidth: a topology contains it"),
         ("probe -o probe.json", "--ranks: found none; expected two ranks or more"),
+        ("probe -n 1000000 -o probe.json", "--ranks: found 1000000 to start here; expected at most 1024"),
     ],
     "plot, report and fit": [
         ("plot x -o y.svg --what gant", "--what: found 'gant'; expected one of gantt"),
