@@ -172,6 +172,15 @@ def test_sweep(run_json):
 
 
 @pytest.mark.slow
+def test_sweep_has_the_size_of_other_commands_by_default(run, run_json):
+    """Without sizes and sketches, a sweep is of 64 MB, as other commands are, and a note says so."""
+    code, _, err = run(*SWEEP)
+    assert (code, err) == (0, "taccl: note: the size is 64MB, as neither --sizes nor a sketch states one\n")
+    _, values = run_json(*SWEEP)
+    assert [row["size_bytes"] for row in values["rows"]] == [64 * 10**6]
+
+
+@pytest.mark.slow
 def test_sweep_as_text(run):
     """Only properties in which runs differ have a column; for a sketch that does not fit, the reason is given."""
     code, out, _ = run(*SWEEP, "--sizes", "1KB,4KB", "--sketches", "none,ndv2/sk1")

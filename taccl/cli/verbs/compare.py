@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from taccl._internal.names import shown
-from taccl._internal.units import format_count, format_size
+from taccl._internal.units import format_count, format_size, parse_size
 from taccl.cli.inputs import sketch_from_word, topology_from_word
 from taccl.cli.options import (
     A_TOPOLOGY,
     LEAST_S,
+    USUAL_SIZE,
     add_collective,
     add_limit,
     add_options,
@@ -27,7 +28,7 @@ from taccl.cli.options import (
     sizes,
     whole,
 )
-from taccl.cli.output import Answer, check_output, figures_table, picked, with_content
+from taccl.cli.output import Answer, check_output, figures_table, picked, say, with_content
 from taccl.cli.problems import arguments_of, collective_of, problem_from_options, resized
 from taccl.errors import InputError
 
@@ -182,6 +183,9 @@ def run_sweep(options: argparse.Namespace) -> Answer:
     check_table(options)
     topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
     sketches = [sketch_from_word(None if word == "none" else word) for word in options.sketches]
+    if options.sizes is None and options.matrix is None and not any(sketches):
+        options.sizes = (parse_size(USUAL_SIZE),)
+        say(f"note: the size is {USUAL_SIZE}, as neither --sizes nor a sketch states one")
     found = sweep_rows(
         topology, collective_of(options, topology), Runs(**run_options(options)),
         sketches=[each and resized(each, options, topology) for each in sketches],
