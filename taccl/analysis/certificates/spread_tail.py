@@ -147,10 +147,8 @@ def _text(into: str, last: int, total: int, least: int, *, is_reversed: bool) ->
     """
     those = part_of("first" if is_reversed else "last", last, total, "chunk", "chunks")
     if is_reversed:
-        before = (
-            f"added up inside from at least {least} ranks" if least > 1 else "sent inside from their origins"
-        )
-        return f"{those} out of {into}, after they are {before}"
+        before = f"sums of at least {least} ranks" if least > 1 else "sends from their origins"
+        return f"{those} out of {into}, after {before} inside"
     after = f"copied inside to at least {least} ranks"
     return f"{those} into {into}, then {after if least > 1 else 'sent on to their destinations inside'}"
 
