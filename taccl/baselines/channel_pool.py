@@ -98,17 +98,18 @@ class ChannelPool:
             # Most rows are equal. Dropping these first leaves far fewer rows to sort.
             rows = {row.tobytes(): row.tolist() for row in np.array(self._loads).T}
             loads = np.array(sorted(rows.values()))
-            entries = (*np.nonzero(loads), loads[loads != 0])
+            scale = loads.max(initial=0) or 1.0  # HiGHS may violate limits by far if coefficients are huge
+            entries = (*np.nonzero(loads), loads[loads != 0] / scale)
             found = minimise(-np.ones(loads.shape[1]), entries, (np.ones(len(loads)),))
             if found is None:  # links have no beta, so any column is optimal
                 return np.eye(1, len(self.columns))[0], np.inf
             answer, full = found, np.array(self._loads).T
-            prices = self._prices(full, loads, -answer.duals)
+            prices = self._prices(full, loads, -answer.duals / scale)
             new = [self.add(column) for column in self._cheapest(prices)]
             if not any(new):
                 break
-        share = np.pad(answer.values, (0, len(self.columns) - len(answer.values)))
-        return share / share.sum(), -answer.objective
+        share = np.pad(answer.values.clip(0), (0, len(self.columns) - len(answer.values)))
+        return share / share.sum(), -answer.objective / scale
 
     def _prices(self, full: Floats, rows: Floats, duals: Floats) -> Floats:
         """Cost of 1 MB over each link at the dual prices of resources.

@@ -12,6 +12,7 @@ from taccl.baselines import channels
 from taccl.baselines.channel_schedules import channels_of
 from taccl.baselines.cheap_rings import cheap_paths, cheapest_paths
 from taccl.topology import fabrics, machines
+from taccl.topology.builder import TopologyBuilder
 
 
 def problem_of(topology, collective="allgather"):
@@ -166,3 +167,18 @@ def test_pairs_of_a_pattern_are_made_once(monkeypatch):
     )
     assert channels_of(problem_of(machines.dgx1(nodes=2)), "tree").orders
     assert made == [(False,)]
+
+
+def test_links_of_extreme_rates_are_packed_alike():
+    """Rings and trees reach the same rate, in proportion, if all links take 10**12 times as long."""
+    rates = {}
+    for scale in (1, 10**12):
+        builder = TopologyBuilder("unlike", [0] * 4)
+        for src, dst in permutations(range(4), 2):
+            beta = 9 if 3 in (src, dst) else 4 if 1 not in (src, dst) else 5
+            builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta * scale)
+        problem = taccl.make_problem(builder.build(), "allreduce", size_bytes=10**6)
+        rates[scale] = {
+            each.algorithm: each.gb_per_s * scale for each in taccl.baselines.nccl_choices(problem)
+        }
+    assert rates[1] == pytest.approx(rates[10**12], rel=1e-3)
