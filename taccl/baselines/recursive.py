@@ -35,7 +35,7 @@ from taccl.topology.recognise import grid_of
 from taccl.topology.topology import Topology
 
 #: Max chunks times ranks for which all chunks spread to all ranks, wanted there or not (5 us of CPU each).
-_MOST_SPREAD = 300_000
+MOST_SPREAD = 300_000
 #: For every turn of a step, the partner of each rank; a rank has one partner in a turn.
 Turns = list[list[int]]
 #: For every step, its turns, in each of which a rank has one partner.
@@ -284,7 +284,7 @@ def _bound(problem: Problem, steps: Partners) -> Bound | None:
     needless moves are removed later, which is slow. But chunks that pass a destination may arrive earlier.
     """
     ends = is_destination(problem)
-    if ends.all() or problem.collective.num_chunks * ends.shape[1] <= _MOST_SPREAD:
+    if ends.all() or problem.collective.num_chunks * ends.shape[1] <= MOST_SPREAD:
         return None
     reached = np.eye(ends.shape[1], dtype=np.float32)  # from each rank (row), by the later steps
     leads: list[Flags] = []

@@ -16,7 +16,7 @@ from taccl.baselines.in_network import in_network
 from taccl.baselines.moves import least_transfers
 from taccl.baselines.multiplying import MOST_TRANSFERS, multiplying
 from taccl.baselines.rails import estimated_us
-from taccl.baselines.recursive import bine, recursive, swing
+from taccl.baselines.recursive import MOST_SPREAD, bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
 from taccl.baselines.tree import tree
@@ -162,7 +162,8 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
     is_pairs = are_pairs(problem)
     has_forms = whole and not is_pairs
     most = {name: row_of(name).forms_transfers if has_forms else 0 for name in transfers}
-    left_out = max(0, problem.collective.num_chunks * problem.topology.num_ranks - others)
+    spread = problem.collective.num_chunks * problem.topology.num_ranks
+    left_out = max(0, spread - others) if spread <= MOST_SPREAD else 0
     each_s = {
         name: row.pairs_s if is_pairs and row.pairs_s is not None else row.build_s
         for name, row in zip(transfers, map(row_of, transfers), strict=True)

@@ -179,7 +179,7 @@ def test_chunks_go_where_later_steps_reach_their_destinations(collective, monkey
             parts = recursion._parts(recursion._grid(topology), *partners)
             spread = exchange(problem, parts)
             with monkeypatch.context() as patched:
-                patched.setattr(recursion, "_MOST_SPREAD", 0)
+                patched.setattr(recursion, "MOST_SPREAD", 0)
                 found = exchange(problem, parts)
             assert verify(found.schedule(problem, producer="bounded")).ok
             assert len(found.chunk) <= 1.2 * len(spread.chunk)

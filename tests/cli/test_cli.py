@@ -422,8 +422,8 @@ class TestBaseline:
         code, values = run_json("baseline", "ring", *SMALL)
         # A chunk needs two hops to the opposite rank, of 0.5 us + 1000 B / (50 GB/s) each.
         assert (code, values["finish_us"], values["gap_in_chunks"]) == (0, 1.04, 0)
-        # The bound over all chunkings is 1.02 us: half of the bytes can travel in each direction of the ring.
-        assert values["gap"] == values["gap_over_all_chunkings"] == pytest.approx(2 / 102)
+        # The bound over all chunkings is 1.03 us: half of 3000 B come over each of two links, in two sends.
+        assert values["gap"] == values["gap_over_all_chunkings"] == pytest.approx(1 / 103)
         assert set(values) >= KEYS
 
     @pytest.mark.parametrize("name", ["ring", pytest.param("best", marks=pytest.mark.slow), "nccl"])

@@ -21,14 +21,14 @@ class TestBound:
     def test_json(self, run_json):
         """The JSON object has the bound, its bottleneck, its witness, and the other bounds for comparison."""
         code, values = run_json("bound", *SMALL)
-        # Two hops of 0.5 us + 1000 B / (50 GB/s) each; for divisible data, as requested, half goes each way.
-        assert (code, values["bound_us"], values["kind"]) == (0, 1.02, "mean flow time")
+        # Two hops of 0.5 us + 1000 B / (50 GB/s) each. Divisible data: 1500 B over each of two links, in two sends.
+        assert (code, values["bound_us"], values["kind"]) == (0, 1.03, "dissemination")
         assert (values["scope"], values["prices"]["bound"]["bound_us"]) == ("all chunkings", 1.04)
         assert values["bound_limits"]
-        assert values["witness"]["kind"] == "mean flow time"
+        assert values["witness"]["kind"] == "byte dissemination"
         assert values["prices"]["without_sketch"]["bound_us"] == 1.04
-        assert values["prices"]["divisible"]["bound_us"] == 1.02
-        assert values["prices"]["chunks"] == pytest.approx(2 / 102)
+        assert values["prices"]["divisible"]["bound_us"] == 1.03
+        assert values["prices"]["chunks"] == pytest.approx(1 / 103)
         assert (values["in_switches"], values["checked"]) == (None, None)
 
     def test_links_that_take_too_long_to_list(self, run, run_json):
@@ -61,8 +61,8 @@ class TestBound:
         code, out, _ = run("bound", *SMALL)
         assert code == 0
         for words in (
-            "1.02 us over all chunkings\n",
-            "algbw 3.922 GB/s, busbw 2.941 GB/s at most",
+            "1.03 us over all chunkings\n",
+            "algbw 3.883 GB/s, busbw 2.913 GB/s at most",
             "limited by",
             "kind",
             "for 1 chunk per rank  1.04 us",
@@ -112,7 +112,7 @@ class TestBound:
         """If the time limit passes, the best bound so far is shown, with a warning."""
         monkeypatch.setattr(taccl, "prices", lambda problem, time_limit_s: prices(problem))
         code, out, err = run("bound", *SMALL, "--time-limit", "0.000001")
-        assert (code, "1.02 us over all chunkings" in out) == (0, True)
+        assert (code, "1.03 us over all chunkings" in out) == (0, True)
         assert "stopped by the time limit; these are the highest bounds so far" in err
 
     @pytest.mark.slow
@@ -137,9 +137,9 @@ class TestBound:
         code, values = run_json("bound", saved)
         assert (code, values["bound_us"]) == (0, 1.04)
         assert (values["schedule"]["finish_us"], values["schedule"]["gap"]) == (1.04, 0.0)
-        gap = "0.00% (optimal for 1 chunk per rank; 1.96% over all chunkings)"
+        gap = "0.00% (optimal for 1 chunk per rank; 0.97% over all chunkings)"
         assert f"the schedule takes 1.04 us, a gap of {gap}; busiest is " in run("bound", saved)[1]
-        assert values["schedule"]["gap_over_all_chunkings"] == pytest.approx(1.04 / 1.02 - 1)
+        assert values["schedule"]["gap_over_all_chunkings"] == pytest.approx(1.04 / 1.03 - 1)
         code, _, err = run("bound", saved, "--size", "1MB")
         assert (code, err) == (2, "taccl: error: --size: a schedule contains it; leave it out\n")
 

@@ -79,7 +79,7 @@ def baselines_only():
 
 def test_candidates_are_lowered_without_warnings():
     """A program's losses are in its notes, without a warning, as the plan may not use the program."""
-    problem = taccl.make_problem(taccl.topologies.hypercube(3), "allreduce", chunk_bytes=1)
+    problem = taccl.make_problem(taccl.topologies.hypercube(4), "allreduce", chunk_bytes=1)
     schedule = taccl.baselines.baseline("swing", problem)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -398,7 +398,7 @@ def test_interrupts_keep_what_there_is(monkeypatch):
 def test_stages_of_a_plan_account_for_its_time(monkeypatch):
     """The stages of a plan, with those of each synthesis, add up to its seconds, here those of the CPU."""
     monkeypatch.setattr(time, "monotonic", time.process_time)
-    plan = brief_plan("ring:4", "alltoall", sketches=[WHOLE], sizes="4KB:1MB", backend="greedy")
+    plan = brief_plan("ring:6", "alltoall", sketches=[WHOLE], sizes="4KB:1MB", backend="greedy")
     table = plan.stages.to_frame()
     assert table.seconds.sum() == pytest.approx(plan.seconds, rel=0.01, abs=0.01)
     assert (table.seconds >= -1e-6).all() and len(plan.stages) == len(plan.to_dict()["stages"])

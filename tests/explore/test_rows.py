@@ -40,7 +40,7 @@ def test_rows_are_plain(problem):
 @pytest.mark.slow
 def test_rows_have_stages():
     """The column `stages` has each stage of the run, and the columns of its parts add up to the seconds."""
-    problem = taccl.make_problem(taccl.topologies.ring(4), "alltoall", size_bytes="1MB", chunks_per_rank=1)
+    problem = taccl.make_problem(taccl.topologies.ring(6), "alltoall", size_bytes="1MB", chunks_per_rank=1)
     table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=False, time_limit_s=5, full=True)
     row = table.iloc[0]
     stages = json.loads(row.stages)

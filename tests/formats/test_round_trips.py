@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import taccl
-from taccl.errors import ExportError, TacclWarning
+from taccl.errors import ExportError, InputError, TacclWarning
 from taccl.formats.detection import format_of_content
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
@@ -126,7 +126,7 @@ def test_plans_run_right(which, options, ranks_per_node):
     name, topology, chunks = which
     program = lower(schedule(name, topology, chunks_per_rank=chunks), **options)
     if program.num_ranks > ranks_per_node and program.num_ranks % ranks_per_node:
-        with pytest.raises(ExportError, match="nodes of equally many ranks"):
+        with pytest.raises(InputError, match="expected a divisor of their number"):
             build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True)
     else:
         assert run_plan(build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True))

@@ -41,8 +41,8 @@ class TestStart:
     @pytest.mark.slow
     def test_an_open_problem_is_searched_in_the_chunks_of_the_start(self):
         """An open problem is searched in the two chunks per rank of `start`, without a choice."""
-        start = taccl.baselines.ring(problem_of(chunks_per_rank=2), cut=False)
-        found = greedy(problem_of(), start=start)
+        start = taccl.baselines.ring(problem_of(ranks=7, chunks_per_rank=2), cut=False)
+        found = greedy(problem_of(ranks=7), start=start)
         chosen = [each.message for each in found.stages if each.name == "chunks"]
         assert chosen == ["2 chunks per rank"]
         assert found.finish_us <= start.finish_us

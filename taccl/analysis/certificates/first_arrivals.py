@@ -366,7 +366,7 @@ def byte_dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Itera
                 witness = ByteDissemination(ranks, resources)
                 ticks = _bytes_disseminated(facts, witness)
                 if ticks > demand.known:
-                    limits = _LIMITS[backwards].format(*ranks)
+                    limits = _LIMITS[needed.is_reversed].format(*ranks)
                     yield Claim(ticks, limits, replace(witness, backwards=backwards))
 
 

@@ -196,7 +196,7 @@ def served_bytes(plan: Mapping[str, Any]) -> tuple[int, int]:
 def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
     nodes = program.node_of_rank
     if ranks_per_node is not None:
-        if program.num_ranks % ranks_per_node:
+        if ranks_per_node < program.num_ranks and program.num_ranks % ranks_per_node:
             said = f"found {ranks_per_node} for {program.num_ranks} ranks; expected a divisor of their number"
             raise InputError(said, where="ranks_per_node")
         nodes = tuple(r // ranks_per_node for r in range(program.num_ranks))

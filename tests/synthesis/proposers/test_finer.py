@@ -494,7 +494,7 @@ def test_first_forms_have_a_time_of_work(monkeypatch):
     ("topology", "collective", "algorithm", "share"),
     [
         (taccl.topologies.torus(3, 4), "allreduce", "dimension-balanced", Fraction(4, 5)),
-        (taccl.topologies.hypercube(3), "reduce_scatter", "recursive", Fraction(3, 5)),
+        (taccl.topologies.hypercube(3), "reduce_scatter", "recursive", Fraction(4, 5)),
     ],
     ids=["torus", "hypercube"],
 )
